@@ -1,0 +1,52 @@
+"""What a drafter is: it proposes the next tokens of a request, from tokens and target features alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from draftwood.latency import Work
+from draftwood.tree import Lattice, Tree
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as a drafter sees it."""
+
+    state: Any  # what the drafter's own `open` returned
+    root: int  # the last committed token: not in any KV cache yet, the draft continues it
+    width: int  # K: candidates per depth the policy can use
+
+
+class Drafter(Protocol):
+    """Shared weights; everything that belongs to one request lives in the state that `open` returns.
+
+    The state is part of the prefix: it covers exactly the tokens that are in the target's KV cache.
+    `extend` follows every prefill and commit, `rewind` every rewind of the target.
+    """
+
+    name: str
+    tap_layers: tuple[int, ...]  # target decoder layers whose outputs it reads; () for none
+    max_depth: int  # deepest node it can propose
+
+    def open(self, capacity: int) -> Any:
+        """A fresh state for a request of at most `capacity` tokens (a hint: states grow when needed)."""
+        ...
+
+    def extend(self, state: Any, tokens: list[int], taps: torch.Tensor | None) -> None:
+        """Append M tokens that entered the target's KV cache; taps `[M, len(tap_layers) * hidden]` or None."""
+        ...
+
+    def rewind(self, state: Any, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        ...
+
+    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
+        """One proposal per request, in order. Deterministic given the state and the root."""
+        ...
+
+    def work(self, context: int) -> Work:
+        """FLOPs and bytes of one draft at this context length, for the latency prior."""
+        ...

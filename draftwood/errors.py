@@ -1,0 +1,28 @@
+"""What a user can get wrong: one base class, shown as one sentence, never as a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DraftwoodError(Exception):
+    """A mistake the user can mend. Says what was found, what was expected and what to do next."""
+
+
+class BadInput(DraftwoodError, ValueError):
+    """A value, flag, prompt or file that cannot be used."""
+
+
+class BadModel(DraftwoodError):
+    """A target or drafter that is missing, unreadable, unsupported or made for another model."""
+
+
+class MissingExtra(DraftwoodError, ImportError):
+    """A feature whose optional package is not installed."""
+
+
+def nearest(found: str, valid: Iterable[str]) -> str:
+    """`"ddtre"` -> `" Did you mean 'ddtree'?"`; the empty string if nothing is near."""
+    close = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,68 @@
+"""What a policy is: which tree to grow, whether drafting pays at all, and how many nodes to verify.
+
+Policies are pure: numpy in, a number out. What is learned from round to round lives in the latency model
+(`latency.py`) and the acceptance model (`acceptance.py`), which hand their opinion over as plain records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.tree import Floats, Lattice, Tree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """Seconds of the parts of a round. Arrays are indexed by n, nodes without the root: entry n runs 1 + n tokens."""
+
+    plain_s: float  # T_AR: one plain one-token step
+    draft_s: float  # T_draft: the drafter's pass
+    aux_s: NDArray[np.float64]  # [n_max + 1] T_aux(n): grow + choose + accept + commit + observe
+    verify_s: NDArray[np.float64]  # [n_max + 1] T_verify(1 + n, context)
+
+    def round_s(self) -> NDArray[np.float64]:
+        """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
+        return self.draft_s + self.aux_s + self.verify_s
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What recent drafted rounds say about the next one, before it is drafted."""
+
+    gain: float  # expected tokens per second of a drafted round over plain decoding's; NaN if unknown
+    idle: int  # rounds since the drafter last ran
+
+
+class Policy(Protocol):
+    """One rule. Instances are frozen dataclasses whose fields are the rule's parameters."""
+
+    @property
+    def name(self) -> str:
+        """As written on the command line, parameters included: `ddtree:32`."""
+        ...
+
+    @property
+    def n_max(self) -> int:
+        """The most nodes it can ask for; 0 means that it never drafts."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Candidates per depth (K) that it wants from a drafter."""
+        ...
+
+    def drafts(self, outlook: Outlook) -> bool:
+        """Whether to run the drafter this round."""
+        ...
+
+    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
+        """The candidate tree, at most `n_max` nodes, best first."""
+        ...
+
+    def choose(self, mass: Floats, costs: Costs) -> int:
+        """How many of the `len(mass)` nodes to verify; `mass` [N] excludes the root and is calibrated."""
+        ...

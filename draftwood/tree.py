@@ -1,0 +1,129 @@
+"""Lattices and draft trees: flat arrays, parents before children, the root at index 0.
+
+A `Lattice` is what a block drafter believes: K candidates for each of the next D positions. A `Tree` is
+what the target verifies. The root is the last committed token (the bonus token of the round before), so a
+tree of n nodes costs the target 1 + n tokens. Shapes and axis letters: docs/shapes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lattice:
+    """Independent candidates for each depth (DFlash's marginals, arXiv 2602.06036 §3).
+
+    `logp` is exact over the whole vocabulary (logit - logsumexp, in fp32) and falls along K.
+    """
+
+    tokens: Ints  # [D, K]
+    logp: Floats  # [D, K]
+
+    def __post_init__(self) -> None:
+        assert self.tokens.shape == self.logp.shape and self.tokens.ndim == 2, (
+            f"a lattice is [D, K] twice, not {self.tokens.shape} and {self.logp.shape}"
+        )
+
+    def narrow(self, width: int) -> Lattice:
+        """The `width` likeliest candidates of every depth."""
+        return Lattice(self.tokens[:, :width], self.logp[:, :width])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """A draft tree in best-first order: every prefix is connected and masses never rise.
+
+    Entry 0 is the root (mass 1, depth 0, parent -1). `len(tree)` counts the nodes without the root.
+    `mass[i]` is the drafter's probability of the whole path to node i: rho(i) in BASTION (arXiv 2605.29727).
+    """
+
+    tokens: Ints  # [1 + N]
+    parents: Ints  # [1 + N]
+    depths: Ints  # [1 + N]
+    mass: Floats  # [1 + N]
+
+    def __len__(self) -> int:
+        return len(self.tokens) - 1
+
+    def __getitem__(self, nodes: slice) -> Tree:
+        """`tree[:n]`: the root and its first n nodes, itself a valid tree."""
+        assert nodes.start is None and nodes.step is None, "only prefixes of a tree are trees"
+        end = 1 + min(len(self), max(0, len(self) if nodes.stop is None else nodes.stop))
+        return Tree(self.tokens[:end], self.parents[:end], self.depths[:end], self.mass[:end])
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node's parent is the one before it: no ancestor mask is then needed."""
+        return bool(np.array_equal(self.parents, np.arange(-1, len(self))))
+
+    def ancestors(self) -> Bools:
+        """Which nodes each node sees: its ancestors and itself, `[1 + N, 1 + N]`.
+
+        Pointer jumping: after step k a row holds 2^k generations, so log2(depth) products suffice.
+        """
+        size = len(self.tokens)
+        seen = np.eye(size, dtype=bool)
+        seen[np.arange(1, size), self.parents[1:]] = True
+        reach = 1
+        while reach < self.depths.max(initial=0):
+            seen = (seen.astype(np.float32) @ seen.astype(np.float32)) > 0
+            reach *= 2
+        return seen
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root's child down to `node`; empty for the root."""
+        nodes: list[int] = []
+        while node > 0:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return nodes[::-1]
+
+
+def root_only(token: int) -> Tree:
+    """The tree of a round that drafts nothing: plain decoding."""
+    return Tree(*(np.array([v]) for v in (token, -1, 0)), mass=np.ones(1, np.float32))
+
+
+def chain_tree(tokens: Sequence[int]) -> Tree:
+    """A chain of known tokens (a prompt chunk): the first is the root, every mass is 1."""
+    size = len(tokens)
+    steps = np.arange(size)
+    return Tree(np.asarray(tokens, np.int64), steps - 1, steps, np.ones(size, np.float32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeBatch:
+    """The trees of several requests on one token axis. Parents and depths stay local to their tree."""
+
+    tokens: Ints  # [sum(1 + N)]
+    parents: Ints  # [sum(1 + N)]
+    depths: Ints  # [sum(1 + N)]
+    mass: Floats  # [sum(1 + N)]
+    indptr: Ints  # [B + 1]: tree b is indptr[b]:indptr[b + 1]
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree]) -> TreeBatch:
+        sizes = [len(t.tokens) for t in trees]
+        return cls(
+            np.concatenate([t.tokens for t in trees]),
+            np.concatenate([t.parents for t in trees]),
+            np.concatenate([t.depths for t in trees]),
+            np.concatenate([t.mass for t in trees]),
+            np.concatenate([[0], np.cumsum(sizes)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def tree(self, b: int) -> Tree:
+        part = slice(int(self.indptr[b]), int(self.indptr[b + 1]))
+        return Tree(self.tokens[part], self.parents[part], self.depths[part], self.mass[part])
