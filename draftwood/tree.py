@@ -79,6 +79,15 @@ class Tree:
             reach *= 2
         return seen
 
+    def up_to_depth(self, depth: int) -> Tree:
+        """The tree without its nodes below `depth`; order and masses stay."""
+        keep = self.depths <= depth
+        if keep.all():
+            return self
+        renumbered = np.cumsum(keep) - 1
+        parents = np.where(self.parents < 0, -1, renumbered[self.parents])
+        return Tree(self.tokens[keep], parents[keep], self.depths[keep], self.mass[keep])
+
     def path(self, node: int) -> list[int]:
         """Node indices from the root's child down to `node`; empty for the root."""
         nodes: list[int] = []

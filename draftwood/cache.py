@@ -1,0 +1,131 @@
+"""The KV cache of a target: addressed by slot, rotated by position, moved by `commit` alone.
+
+Each request owns one row of slots. Its first `length` slots hold committed tokens in order; a verified tree
+lies behind them, node i in slot length + i, until `commit` keeps the accepted path and forgets the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from draftwood.plan import Plan
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, `[B, H_kv, S, d]`; shapes are learned from the first tokens written."""
+
+    is_croppable = True
+
+    def __init__(self, requests: int, capacity: int) -> None:
+        super().__init__()
+        self.requests, self.capacity = requests, capacity
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        raise AssertionError("slot layers are written through KVCache.update, which knows the plan")
+
+    def write(self, key_states: Tensor, value_states: Tensor, plan: Plan) -> None:
+        """Store the flattened tokens `[1, H_kv, sum N, d]` behind each request's committed ones."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for part in plan.segments:
+            end = part.context + part.size
+            self.keys[part.row, :, part.context : end] = key_states[0, :, part.start : part.stop]
+            self.values[part.row, :, part.context : end] = value_states[0, :, part.start : part.stop]
+
+    def move(self, row: int, source: Tensor, start: int) -> None:
+        """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
+        for states in (self.keys, self.values):
+            states[row, :, start : start + len(source)] = states[row].index_select(1, source)
+
+    def grow(self, capacity: int) -> None:
+        self.capacity = capacity
+        if self.is_initialized:
+            for name in ("keys", "values"):
+                old = getattr(self, name)
+                new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+                new[:, :, : old.shape[2]] = old
+                setattr(self, name, new)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.capacity, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
+        return -1
+
+
+class KVCache(Cache):
+    """Slots for `requests` requests of `capacity` tokens each; grows when a round needs more."""
+
+    def __init__(self, layers: int, capacity: int, requests: int = 1) -> None:
+        super().__init__(layers=[SlotLayer(requests, capacity) for _ in range(layers)])
+        self.lengths = [0] * requests
+        self.capacity = capacity
+        self._plan: Plan | None = None
+
+    def place(self, plan: Plan) -> None:
+        """Say which slots the next forward writes, making room for them."""
+        needed = max(part.context + part.size for part in plan.segments)
+        if needed > self.capacity:
+            self.capacity = max(needed, 2 * self.capacity)
+            for layer in self.layers:
+                layer.grow(self.capacity)
+        self._plan = plan
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention: returns every slot; the plan says which of them are visible."""
+        assert self._plan is not None, "place(plan) comes before the forward"
+        layer = self.layers[layer_idx]
+        layer.write(key_states, value_states, self._plan)
+        return layer.keys, layer.values
+
+    def advance(self, row: int, tokens: int) -> None:
+        """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
+        self.lengths[row] += tokens
+
+    def commit(self, row: int, path: Sequence[int]) -> None:
+        """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
+        start = self.lengths[row]
+        kept = 0  # nodes that lie where they belong
+        while kept < len(path) and path[kept] == kept + 1:
+            kept += 1
+        if kept < len(path):
+            moved = [layer for layer in self.layers if layer.is_initialized]
+            source = torch.tensor([start + node for node in path[kept:]], device=moved[0].keys.device)
+            for layer in moved:
+                layer.move(row, source, start + 1 + kept)
+        self.advance(row, 1 + len(path))
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget everything after the first `length` committed tokens."""
+        assert 0 <= length <= self.lengths[row], f"cannot rewind {self.lengths[row]} tokens to {length}"
+        self.lengths[row] = length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max(self.lengths)
+
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)

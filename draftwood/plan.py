@@ -1,0 +1,81 @@
+"""Everything one target forward needs besides the weights, computed once per round and read by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.tree import Bools, Ints, TreeBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One request's tokens on the flattened axis: `[start, stop)`, behind `context` committed slots of `row`."""
+
+    row: int
+    start: int
+    stop: int
+    context: int
+    depths: Ints  # [N]
+    visible: Bools | None  # [N, N] ancestors; None: a chain, where row i sees tokens 0..i
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def sees(self, window: int | None) -> Bools | None:
+        """`[N, context + N]`, or None if a single token sees everything."""
+        size = self.size
+        if size == 1 and (window is None or self.context < window):
+            return None
+        tree = np.tri(size, dtype=bool) if self.visible is None else self.visible
+        seen = np.concatenate([np.ones((size, self.context), bool), tree], axis=1)
+        if window is not None:  # distances are between positions, not slots: siblings share a position
+            position = np.concatenate([np.arange(self.context), self.context + self.depths])
+            seen &= position[self.context :, None] - position[None, :] < window
+        return seen
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """Positions, slots and masks of one forward over `[1, sum N]` tokens."""
+
+    tokens: Tensor  # [1, sum N]
+    positions: Tensor  # [1, sum N] context length + depth
+    segments: list[Segment]
+    dtype: torch.dtype
+    _masks: dict[tuple[int, int | None, int], Tensor | None] = field(default_factory=dict)
+
+    def mask(self, index: int, window: int | None, groups: int) -> Tensor | None:
+        """Additive mask of segment `index`, `[groups * N, context + N]`: rows repeat for each folded query head."""
+        key = (index, window, groups)
+        if key not in self._masks:
+            self._masks[key] = self._build(index, window, groups)
+        return self._masks[key]
+
+    def _build(self, index: int, window: int | None, groups: int) -> Tensor | None:
+        seen = self.segments[index].sees(window)
+        if seen is None or seen.all():
+            return None
+        allowed = torch.from_numpy(seen).to(self.tokens.device)
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=allowed.device)
+        return mask.masked_fill_(~allowed, -torch.inf).repeat(groups, 1)
+
+
+def make_plan(
+    batch: TreeBatch, contexts: Sequence[int], dtype: torch.dtype, device: torch.device, rows: Sequence[int]
+) -> Plan:
+    """Lay out `batch` behind the committed tokens: `contexts[b]` of them in cache row `rows[b]`."""
+    segments = []
+    for b, (row, context) in enumerate(zip(rows, contexts, strict=True)):
+        tree = batch.tree(b)
+        visible = None if tree.is_chain else tree.ancestors()
+        start, stop = (int(i) for i in batch.indptr[b : b + 2])
+        segments.append(Segment(row, start, stop, context, tree.depths, visible))
+    positions = batch.depths + np.repeat(np.asarray(contexts), np.diff(batch.indptr))
+    tokens, where = (torch.from_numpy(np.ascontiguousarray(a)).to(device)[None] for a in (batch.tokens, positions))
+    return Plan(tokens, where, segments, dtype)

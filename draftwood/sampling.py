@@ -1,0 +1,120 @@
+"""Sampling parameters, the processed distribution they define, and one counter-based draw per position.
+
+The order of the rules is that of transformers: repetition penalty, temperature, top-k, top-p, min-p. A draw
+depends on (seed, position) alone, so a seed gives the same text under every policy and every tree width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.errors import BadInput
+
+# (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
+Rule = Callable[[list[int], Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. The defaults are greedy decoding."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # keep the k likeliest; 0: all
+    top_p: float = 1.0  # keep the smallest set that holds this probability
+    min_p: float = 0.0  # keep what has at least this share of the likeliest token's probability
+    repetition_penalty: float = 1.0  # divide (or multiply, if negative) the scores of tokens seen before
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise BadInput(f"{field.name} is {value!r}; it must be a finite number.")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if value != int(value) or not 0 <= value < 2**63:
+                raise BadInput(f"{name} is {value}; it must be a whole number from 0 up.")
+        if self.temperature < 0:
+            raise BadInput(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")
+        if not 0 < self.top_p <= 1:
+            raise BadInput(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+        if not 0 <= self.min_p <= 1:
+            raise BadInput(f"min_p is {self.min_p}; it must be between 0 and 1.")
+        if self.repetition_penalty <= 0:
+            raise BadInput(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1: none).")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Make tokens seen before less likely (CTRL, arXiv 1909.05858 §4.1). `scores` [V], `seen` token ids."""
+    touched = scores[seen]
+    return scores.index_put((seen,), torch.where(touched < 0, touched * penalty, touched / penalty))
+
+
+def warp(scores: Tensor, sampling: Sampling) -> Tensor:
+    """Temperature, top-k, top-p and min-p on `scores` [V]; what is cut becomes -inf."""
+    scores = scores / sampling.temperature
+    if 0 < sampling.top_k < scores.numel():
+        scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[-1], -math.inf)
+    if sampling.top_p < 1:
+        ordered, order = scores.sort(stable=True)
+        cut = ordered.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
+        cut[-1] = False  # one token always stays
+        scores = scores.masked_fill(torch.zeros_like(cut).scatter(0, order, cut), -math.inf)
+    if sampling.min_p > 0:
+        probs = scores.softmax(-1)
+        scores = scores.masked_fill(probs < sampling.min_p * probs.max(), -math.inf)
+    return scores
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that belongs to this seed and position: Philox, counter-based."""
+    bits = np.random.Philox(key=seed, counter=position).random_raw()
+    return float(int(bits) >> 11) * 2.0**-53
+
+
+def invert(scores: Tensor, u: float) -> int:
+    """The token at quantile `u` of softmax(scores) [V]; never one of probability 0."""
+    mass = scores.double().softmax(-1).cumsum(-1)
+    return int(torch.searchsorted(mass, u * mass[-1], right=True))
+
+
+class Sampler:
+    """Draws the tokens of one request from the target's logits, at any node of a tree."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], rule: Rule | None = None) -> None:
+        self.sampling = sampling
+        self.tokens = list(prompt)  # everything committed
+        self._rule = rule
+
+    def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
+        """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""
+        scores = self.process(logits, path)
+        if self.sampling.greedy:
+            return int(scores.argmax())
+        return invert(scores, uniform(self.sampling.seed, len(self.tokens) + len(path)))
+
+    def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """Scores [V] whose softmax is the processed distribution (greedy: whose argmax is the choice)."""
+        sampling = self.sampling
+        if sampling.greedy and sampling.repetition_penalty == 1 and self._rule is None:
+            return logits
+        scores = logits.double() if logits.dtype == torch.float64 else logits.float()
+        if self._rule is not None:
+            scores = self._rule([*self.tokens, *path], scores)
+        if sampling.repetition_penalty != 1:
+            seen = torch.tensor([*self.tokens, *path], device=scores.device).unique()
+            scores = penalize(scores, seen, sampling.repetition_penalty)
+        return scores if sampling.greedy else warp(scores, sampling)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)

@@ -1,0 +1,255 @@
+"""The target: a transformers causal LM that verifies whole trees in one forward and shows its hidden states.
+
+The universal path: the model's own modules run, with `attention/` registered as their attention, our cache as
+their cache and the plan handed down as a keyword argument. Whether a model really honours all of that is
+checked once at load by comparing a small tree with the model's plain forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from draftwood import attention
+from draftwood.cache import KVCache
+from draftwood.errors import BadModel
+from draftwood.latency import Work
+from draftwood.plan import Plan, make_plan
+from draftwood.tree import Tree, TreeBatch, chain_tree
+
+PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
+REWINDABLE = {"full_attention", "sliding_attention", None}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What one forward says about every token of a plan."""
+
+    logits: Tensor  # [sum N, V]; of a prompt chunk only the last row is computed: [1, V]
+    taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
+
+
+class Taps:
+    """Outputs of chosen decoder layers, collected by forward hooks (hidden_states[l + 1] of transformers)."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._outputs: list[Tensor | None] = [None] * len(layers)
+        self._handles: list[RemovableHandle] = [
+            layer.register_forward_hook(self._hook(i)) for i, layer in enumerate(layers)
+        ]
+
+    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+        def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+            self._outputs[index] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    def take(self) -> Tensor | None:
+        """`[sum N, layers * hidden]` of the last forward, and forget it."""
+        outputs = [o for o in self._outputs if o is not None]
+        self._outputs = [None] * len(self._outputs)
+        return torch.cat([o[0] for o in outputs], dim=-1) if outputs else None
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class Target:
+    """A causal LM in draftwood's hands. `model` stays an ordinary transformers model."""
+
+    def __init__(self, model: nn.Module, name: str, tap_layers: Sequence[int] = ()) -> None:
+        self.model = model.eval()
+        self.name = name
+        self.config = model.config.get_text_config()
+        refuse_unrewindable(self)
+        attention.register()
+        self._usual_attention = model.config._attn_implementation
+        self._taps = Taps([])
+        self._set_attention(attention.NAME)
+        self.tap(tap_layers)
+        check_tree_attention(self)
+
+    # --- facts -------------------------------------------------------------------------------------------
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.get_output_embeddings().weight.shape[0]
+
+    @property
+    def context_limit(self) -> int:
+        """The most tokens that prompt and answer may have together."""
+        return getattr(self.config, "max_position_embeddings", None) or 2**31
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Token ids that end a text, from the model's generation config."""
+        ids = self.model.generation_config.eos_token_id
+        return frozenset(() if ids is None else ids if isinstance(ids, list) else [ids])
+
+    def weight_bytes(self) -> int:
+        """Bytes of parameters that every forward reads (an untied input embedding is only looked up)."""
+        table = self.model.get_input_embeddings().weight
+        lookup = 0 if table is self.model.get_output_embeddings().weight else table.nbytes
+        return sum(p.nbytes for p in self.model.parameters()) - lookup
+
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self._kv_width() * self.dtype.itemsize
+
+    def _kv_width(self) -> int:
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return heads * head_dim
+
+    def work(self, n_tokens: int, context: int) -> Work:
+        """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
+        weights = self.weight_bytes()
+        pairs = n_tokens * (context + n_tokens)
+        return Work(
+            flops=2 * n_tokens * weights / self.dtype.itemsize + 4 * pairs * self.hidden_size * self.num_layers,
+            bytes=weights + (context + 2 * n_tokens) * self.kv_bytes_per_token(),
+            launches=OPERATORS_PER_LAYER * self.num_layers,
+        )
+
+    # --- parts a drafter shares --------------------------------------------------------------------------
+    def embed(self, ids: Tensor) -> Tensor:
+        """Raw rows of the input embedding: `[..., hidden]`."""
+        return nn.functional.embedding(ids, self.model.get_input_embeddings().weight)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The target's own logits `[M, V]` of final hidden states `[M, hidden]`, scaled and capped as it does."""
+        logits = self.model.get_output_embeddings()(hidden)
+        scale = getattr(self.config, "logit_scale", None)  # Cohere
+        divisor = getattr(self.config, "logits_scaling", None)  # Granite
+        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
+        logits = logits if scale is None else logits * scale
+        logits = logits if divisor is None else logits / divisor
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    # --- forwards ----------------------------------------------------------------------------------------
+    def tap(self, layers: Sequence[int]) -> None:
+        """Collect the outputs of these decoder layers from now on."""
+        self._taps.remove()
+        self.tap_layers = tuple(layers)
+        self._taps = Taps([decoder_layers(self.model)[i] for i in layers])
+
+    def new_cache(self, capacity: int, requests: int = 1) -> KVCache:
+        return KVCache(self.num_layers, capacity, requests)
+
+    def plan(self, trees: Sequence[Tree], cache: KVCache, rows: Sequence[int] = (0,)) -> Plan:
+        contexts = [cache.lengths[row] for row in rows]
+        return make_plan(TreeBatch.of(trees), contexts, self.dtype, self.device, rows)
+
+    @torch.inference_mode()
+    def verify(self, plan: Plan, cache: KVCache, last_only: bool = False) -> Verified:
+        """One forward over the plan's tokens. Their keys and values lie in the cache, uncommitted."""
+        cache.place(plan)
+        out = self.model(
+            input_ids=plan.tokens,
+            position_ids=plan.positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+            plan=plan,
+        )
+        return Verified(out.logits[0], self._taps.take())
+
+    def prefill(self, tokens: Sequence[int], cache: KVCache, row: int = 0) -> Iterator[Verified]:
+        """Commit `tokens` chunk by chunk; yields each chunk's taps and the logits after its last token."""
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            chunk = tokens[start : start + PREFILL_CHUNK]
+            plan = self.plan([chain_tree(chunk)], cache, [row])
+            yield self.verify(plan, cache, last_only=True)
+            cache.advance(row, len(chunk))
+
+    @contextmanager
+    def plain_transformers(self) -> Iterator[nn.Module]:
+        """The model as its users know it, with its usual attention, for `model.generate` on the same weights."""
+        taps = self.tap_layers
+        self.tap(())
+        self._set_attention(self._usual_attention)
+        try:
+            yield self.model
+        finally:
+            self._set_attention(attention.NAME)
+            self.tap(taps)
+
+    def release(self) -> None:
+        """Give the model back as it was."""
+        self.tap(())
+        self._set_attention(self._usual_attention)
+
+    def _set_attention(self, name: str) -> None:
+        self.model.set_attn_implementation(name)
+
+
+OPERATORS_PER_LAYER = 40  # launches in one eager decoder layer, for the prior only; measurements correct it
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The stack of decoder layers, whatever the family calls it."""
+    count = model.config.get_text_config().num_hidden_layers
+    decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model.base_model
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise BadModel(f"No stack of {count} decoder layers was found in {type(model).__name__}; it cannot be tapped.")
+
+
+def refuse_unrewindable(target: Target) -> None:
+    """Speculation needs a cache that can forget rejected tokens; recurrent states cannot."""
+    kinds = set(getattr(target.config, "layer_types", None) or ())
+    if getattr(target.model, "_is_stateful", False) or kinds - REWINDABLE:
+        found = ", ".join(sorted(kinds - REWINDABLE)) or "a recurrent state"
+        raise BadModel(
+            f"{target.name} ({type(target.model).__name__}) keeps {found}, which cannot be rewound after a rejected "
+            "draft; draftwood needs a model with full or sliding-window attention in every layer."
+        )
+    if not getattr(target.model, "_supports_attention_backend", False):
+        raise BadModel(
+            f"{target.name} ({type(target.model).__name__}) does not let its attention be exchanged; draftwood "
+            "needs a transformers model that supports attention backends."
+        )
+
+
+@torch.inference_mode()
+def check_tree_attention(target: Target) -> None:
+    """Refuse a model whose tree forward differs from its plain forward on a chain with a decoy branch."""
+    tokens = [3 % target.vocab_size, 5 % target.vocab_size, 7 % target.vocab_size, 11 % target.vocab_size]
+    with target.plain_transformers() as model:
+        expected = model(input_ids=torch.tensor([tokens], device=target.device)).logits[0, -1].float()
+    chain = chain_tree([*tokens[1:3], tokens[0], tokens[3]])
+    tree = Tree(chain.tokens, chain.parents.copy(), chain.depths.copy(), chain.mass)
+    tree.parents[3], tree.depths[2:] = 1, (1, 2)  # node 2 is a decoy beside node 1
+    cache = target.new_cache(capacity=8)
+    for _ in target.prefill(tokens[:1], cache):
+        pass
+    found = target.verify(target.plan([tree], cache), cache).logits[-1].float()
+    tolerance = 0.1 if target.dtype.itemsize == 2 else 1e-3
+    gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
+    if not gap <= tolerance:
+        raise BadModel(
+            f"{target.name} ({type(target.model).__name__}) does not follow a tree mask (its logits move by "
+            f"{float(gap):.2g} of their range); draftwood cannot verify trees with it."
+        )

@@ -1,0 +1,66 @@
+"""From token ids to text as they come: whole characters only, stop strings held back and cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from draftwood.errors import BadInput
+
+
+class Decoder(Protocol):
+    """The one method of a tokenizer that is needed here."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class TextStream:
+    """Turns one request's tokens into text pieces whose concatenation is the text."""
+
+    def __init__(self, tokenizer: Decoder, stops: Sequence[str] = ()) -> None:
+        if not all(isinstance(s, str) and s for s in stops):
+            raise BadInput("A stop string is empty; give the text at which to stop.")
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._ids: list[int] = []
+        self._start = self._read = 0  # decoding [start:] sees enough context; [:read] is already text
+        self._held = ""  # text that could still become a stop string
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty while a character or a stop string may be unfinished."""
+        self._ids.append(token)
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
+        if len(after) <= len(before) or after.endswith("�"):
+            return ""
+        self._start, self._read = self._read, len(self._ids)
+        return self._release(after[len(before) :])
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        if self.stopped:
+            return ""
+        before = self._decode(self._ids[self._start : self._read])
+        rest = self._held + self._decode(self._ids[self._start :])[len(before) :]
+        self._start = self._read = len(self._ids)
+        self._held = ""
+        return rest
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _release(self, text: str) -> str:
+        text = self._held + text
+        ends = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if ends:
+            self.stopped, self._held = True, ""
+            return text[: min(ends)]
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
