@@ -1,0 +1,147 @@
+"""Best-first growth: the n likeliest prefixes of a draft, as a tree whose every prefix is a tree.
+
+Under a block drafter's surrogate (independent depths) the n most probable prefixes are the best tree of n
+nodes (DDTree, arXiv 2604.12989 §3). Equal masses are ordered by depth, then by the parent's place in the
+tree, then by rank, so that growth is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
+
+import numpy as np
+
+from draftwood.tree import Ints, Lattice, Tree
+
+
+def grow(draft: Lattice | Tree, root: int, n_max: int) -> Tree:
+    """The best-first tree of at most `n_max` nodes below the token `root`.
+
+    A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
+    """
+    if isinstance(draft, Tree):
+        return best_first(draft, root)[:n_max]
+    return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max)))
+
+
+def chain(draft: Lattice | Tree, root: int, n_max: int) -> Tree:
+    """The heaviest child of the heaviest child …, at most `n_max` nodes: DFlash's draft (2602.06036)."""
+    if isinstance(draft, Lattice):
+        return grow(draft.narrow(1), root, n_max)
+    tree, spine = best_first(draft, root), [0]
+    for node, parent in enumerate(tree.parents.tolist()):
+        if parent == spine[-1]:  # in best-first order a node's first child is its heaviest
+            spine.append(node)
+    return _subtree(tree, np.array(spine[: 1 + n_max]))
+
+
+def beam(draft: Lattice | Tree, root: int, width: int, depth: int) -> Tree:
+    """At each of `depth` depths the `width` likeliest children of those kept before, in best-first order.
+
+    What best-first trees are compared with in BASTION (arXiv 2605.29727, fig. 5).
+    """
+    if isinstance(draft, Lattice):
+        return best_first(_beam(draft, root, width, depth), root)
+    tree, kept = best_first(draft, root), {0: 0}  # node -> depth
+    for node, (parent, level) in enumerate(zip(tree.parents.tolist(), tree.depths.tolist(), strict=True)):
+        if parent in kept and level <= depth and list(kept.values()).count(level) < width:
+            kept[node] = level
+    return _subtree(tree, np.array(list(kept)))
+
+
+def best_first(tree: Tree, root: int) -> Tree:
+    """The same tree with its nodes in best-first order and the dead ones left out."""
+    assert tree.tokens[0] == root, f"a draft must start at the request's root {root}, not at {tree.tokens[0]}"
+    assert (tree.mass[1:] <= tree.mass[tree.parents[1:]]).all(), "a child cannot be likelier than its parent"
+    # Where masses tie, the shallower node comes first: a parent always precedes its children.
+    order = np.lexsort((tree.depths, -tree.mass))
+    return _subtree(tree, order[: np.count_nonzero(tree.mass)])
+
+
+def grow_reference(draft: Lattice, root: int, n_max: int) -> Tree:
+    """`grow` by its definition, and slow: of all children of the nodes taken so far, take the first."""
+    edges = _edge_costs(draft)
+    taken = [(0.0, 0, -1, 0)]  # (cost, depth, parent, rank): the order itself; the root needs no rank
+    children: set[tuple[float, int, int, int]] = set()
+    while len(taken) <= n_max:
+        cost, depth, _, _ = taken[-1]
+        for rank, edge in enumerate(edges[depth] if depth < len(edges) else []):
+            children.add((cost + edge, depth + 1, len(taken) - 1, rank))
+        if not children:
+            break
+        taken.append(min(children))
+        children.remove(taken[-1])
+    return _alive(_tree(draft, root, *zip(*taken, strict=True)))
+
+
+def _pop(edges: list[list[float]], n_max: int) -> tuple[list[float], list[int], list[int], list[int]]:
+    """Costs, depths, parents and ranks of the root and the first `n_max` nodes in best-first order.
+
+    The only nodes that can follow a node directly are its next sibling and its first child, so a heap that
+    gets these two at each pop always holds the next node. Costs are plain floats: a heap of numpy scalars is
+    several times slower.
+    """
+    costs, depths, parents, ranks = [0.0], [0], [-1], [0]
+    heap = [(edges[0][0], 1, 0, 0)] if edges and edges[0] else []
+    for node in range(1, 1 + n_max):
+        if not heap:
+            break
+        cost, depth, parent, rank = heap[0]
+        costs.append(cost)
+        depths.append(depth)
+        parents.append(parent)
+        ranks.append(rank)
+        rank += 1
+        level = edges[depth - 1]
+        if rank < len(level):
+            heapreplace(heap, (costs[parent] + level[rank], depth, parent, rank))
+        else:
+            heappop(heap)
+        if depth < len(edges):
+            heappush(heap, (cost + edges[depth][0], depth + 1, node, 0))
+    return costs, depths, parents, ranks
+
+
+def _beam(draft: Lattice, root: int, width: int, depth: int) -> Tree:
+    """The beam's nodes, level by level."""
+    nodes, front = [(0.0, 0, -1, 0)], range(1)
+    for level, edge in enumerate(_edge_costs(draft)[:depth], 1):
+        children = sorted((nodes[p][0] + e, level, p, r) for p in front for r, e in enumerate(edge[:width]))
+        front = range(len(nodes), len(nodes) + len(children[:width]))
+        nodes += children[:width]
+    return _tree(draft, root, *zip(*nodes, strict=True))
+
+
+def _edge_costs(draft: Lattice) -> list[list[float]]:
+    """`[D, K]` negated log-probabilities in float64; NaN is dead."""
+    # A sure candidate's logp can be rounded to just above 0; a child would then outweigh its parent.
+    costs = np.maximum(-draft.logp.astype(np.float64), 0.0)
+    costs[np.isnan(costs)] = np.inf
+    edges: list[list[float]] = costs.tolist()
+    return edges
+
+
+def _tree(
+    draft: Lattice,
+    root: int,
+    costs: Sequence[float],
+    depths: Sequence[int],
+    parents: Sequence[int],
+    ranks: Sequence[int],
+) -> Tree:
+    levels = np.array(depths)
+    tokens = np.append(root, draft.tokens[levels[1:] - 1, np.array(ranks[1:], np.int64)])
+    return Tree(tokens, np.array(parents), levels, np.exp(-np.array(costs)).astype(np.float32))
+
+
+def _alive(tree: Tree) -> Tree:
+    """A best-first tree up to its first dead node."""
+    return tree[: np.count_nonzero(tree.mass) - 1]
+
+
+def _subtree(tree: Tree, nodes: Ints) -> Tree:
+    """These nodes of `tree`, in this order; each one's parent must be among them. The root comes first."""
+    place = np.full(len(tree.tokens) + 1, -1)  # the last entry is where the root's parent, -1, is looked up
+    place[nodes] = np.arange(len(nodes))
+    return Tree(tree.tokens[nodes], place[tree.parents[nodes]], tree.depths[nodes], tree.mass[nodes])
