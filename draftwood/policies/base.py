@@ -17,7 +17,7 @@ from draftwood.tree import Floats, Lattice, Tree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Seconds of the parts of a round. Arrays are indexed by n, nodes without the root: entry n runs 1 + n tokens."""
+    """Seconds of the parts of a round. Arrays are indexed by n, nodes without the root: 1 + n tokens run."""
 
     plain_s: float  # T_AR: one plain one-token step
     draft_s: float  # T_draft: the drafter's pass

@@ -1,0 +1,41 @@
+"""DDTree (arXiv 2604.12989): the best-first tree of a fixed number of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.grow import grow
+from draftwood.policies import argument as read
+from draftwood.policies.base import Costs, Outlook
+from draftwood.tree import Floats, Lattice, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class DDTree:
+    """`ddtree:32` verifies 32 nodes and the root."""
+
+    n_max: int = 32
+
+    @classmethod
+    def parse(cls, argument: str | None) -> DDTree:
+        if argument is None:
+            return cls()
+        return cls(read.count(f"ddtree:{argument}", argument, "nodes", "ddtree:32"))
+
+    @property
+    def name(self) -> str:
+        return f"ddtree:{self.n_max}"
+
+    @property
+    def width(self) -> int:
+        """A node of rank r comes after its r likelier siblings, so more candidates than nodes are idle."""
+        return self.n_max
+
+    def drafts(self, outlook: Outlook) -> bool:
+        return True
+
+    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
+        return grow(draft, root, self.n_max)
+
+    def choose(self, mass: Floats, costs: Costs) -> int:
+        return len(mass)

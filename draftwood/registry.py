@@ -1,0 +1,87 @@
+"""Policies and drafters by name: built in, or from any installed package's entry points.
+
+A package adds its own through the groups `draftwood.policies` (a class with `parse(argument: str | None)`)
+and `draftwood.drafters` (a class with `load(argument: str, target)`). Nothing is imported before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import BadInput, nearest
+from draftwood.policies.base import Policy
+
+if TYPE_CHECKING:
+    from draftwood.drafters.base import Drafter
+    from draftwood.target import Target
+
+POLICIES = "draftwood.policies"
+DRAFTERS = "draftwood.drafters"
+BUILT_IN = (
+    EntryPoint("autoregressive", "draftwood.policies.autoregressive:Autoregressive", POLICIES),
+    EntryPoint("dflash", "draftwood.policies.dflash:DFlash", POLICIES),
+    EntryPoint("ddtree", "draftwood.policies.ddtree:DDTree", POLICIES),
+    EntryPoint("beam", "draftwood.policies.beam:Beam", POLICIES),
+    EntryPoint("caddtree", "draftwood.policies.caddtree:CaDDTree", POLICIES),
+    EntryPoint("bastion", "draftwood.policies.bastion:Bastion", POLICIES),
+    EntryPoint("ngram", "draftwood.drafters.ngram:NgramDrafter", DRAFTERS),
+    EntryPoint("dflash", "draftwood.drafters.dflash:DFlashDrafter", DRAFTERS),
+)
+
+
+def policy_names() -> list[str]:
+    """Every policy that `policy` knows, without parameters."""
+    return sorted(_entries(POLICIES))
+
+
+def drafter_names() -> list[str]:
+    """Every kind of drafter that can be named; a folder or a Hub name means `dflash`."""
+    return sorted({"none", *_entries(DRAFTERS)})
+
+
+def policy(spec: str) -> Policy:
+    """`"ddtree:32"` -> the rule. Raises BadInput for an unknown name or a parameter it cannot use."""
+    name, colon, argument = spec.partition(":")
+    entries = _entries(POLICIES)
+    if name not in entries:
+        raise BadInput(_unknown("policy", spec, name, sorted(entries)))
+    rule: Policy = _load(entries[name]).parse(argument if colon else None)
+    return rule
+
+
+def drafter(spec: str, target: Target) -> Drafter | None:
+    """A drafter for `target`: `none`, `ngram`, `kind:argument`, or a folder or Hub name in DFlash's format.
+
+    Raises BadInput for a name that is none of these, BadModel if it does not fit the target.
+    """
+    if spec == "none":
+        return None
+    kind, _, argument = spec.partition(":")
+    entries = _entries(DRAFTERS)
+    if kind not in entries:
+        if "/" not in spec and not Path(spec).is_dir():
+            problem = _unknown("drafter", spec, kind, drafter_names())
+            raise BadInput(f"{problem} A folder or a Hub name (owner/name) works too.")
+        kind, argument = "dflash", spec
+    made: Drafter = _load(entries[kind]).load(argument, target)
+    return made
+
+
+def _entries(group: str) -> dict[str, EntryPoint]:
+    """Name to entry point; a built-in name stays ours whatever is installed."""
+    built_in = [entry for entry in BUILT_IN if entry.group == group]
+    return {entry.name: entry for entry in (*entry_points(group=group), *built_in)}
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"{entry.name} ({entry.value}) cannot be imported: {error}.") from error
+
+
+def _unknown(noun: str, spec: str, name: str, valid: list[str]) -> str:
+    return f"Unknown {noun} '{spec}'.{nearest(name, valid)} Valid: {', '.join(valid)}."

@@ -1,0 +1,117 @@
+"""Names become policies and drafters, wrong names a sentence; plug-ins come in by the same door."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from draftwood import registry
+from draftwood.errors import BadInput
+
+
+def test_names_are_listed() -> None:
+    assert {"autoregressive", "dflash", "ddtree", "beam", "caddtree", "bastion"} <= set(
+        registry.policy_names()
+    )
+    assert {"none", "ngram", "dflash"} <= set(registry.drafter_names())
+
+
+def test_every_listed_policy_can_be_made_without_a_parameter() -> None:
+    for name in registry.policy_names():
+        assert registry.policy(name).name.startswith(name)
+
+
+def test_listing_and_making_policies_needs_no_torch() -> None:
+    code = (
+        "import sys; from draftwood import registry; registry.drafter_names();"
+        "[registry.policy(n) for n in registry.policy_names()]; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(registry.__file__).parents[1])
+
+
+def test_an_unknown_policy_names_the_nearest_and_all() -> None:
+    with pytest.raises(
+        BadInput, match=r"Unknown policy 'ddtre:8'\. Did you mean 'ddtree'\? Valid: .*bastion"
+    ):
+        registry.policy("ddtre:8")
+    with pytest.raises(BadInput, match="Valid: autoregressive"):
+        registry.policy("")
+
+
+def test_no_drafter_is_none() -> None:
+    assert registry.drafter("none", SimpleNamespace()) is None
+
+
+def test_an_unknown_drafter_names_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r"Unknown drafter 'ngarm'\. Did you mean 'ngram'\?.*owner/name"):
+        registry.drafter("ngarm", SimpleNamespace())
+
+
+class Loader:
+    """Stands for a drafter class: remembers what it was asked to load."""
+
+    @staticmethod
+    def load(name: str, target: Any) -> tuple[str, Any]:
+        return name, target
+
+
+class Thirds:
+    """Stands for a third party's policy class."""
+
+    @staticmethod
+    def parse(argument: str | None) -> str:
+        return f"thirds of {argument}"
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other packages' entry points, one of them under a built-in name, one that cannot be imported."""
+    monkeypatch.setitem(sys.modules, "plugin", SimpleNamespace(Loader=Loader, Thirds=Thirds))
+    found = [
+        EntryPoint("thirds", "plugin:Thirds", registry.POLICIES),
+        EntryPoint("ddtree", "plugin:Thirds", registry.POLICIES),
+        EntryPoint("broken", "plugin.that.is.not.there:Rule", registry.POLICIES),
+        EntryPoint("mine", "plugin:Loader", registry.DRAFTERS),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in found if e.group == group])
+
+
+@pytest.mark.usefixtures("plugins")
+def test_other_packages_add_policies_and_drafters() -> None:
+    assert "thirds" in registry.policy_names() and "mine" in registry.drafter_names()
+    assert registry.policy("thirds:7") == "thirds of 7"
+    target = SimpleNamespace()
+    assert registry.drafter("mine:a/b:c", target) == ("a/b:c", target)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_built_in_name_stays_built_in() -> None:
+    assert registry.policy("ddtree:3").n_max == 3
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plugin_that_cannot_be_imported_is_one_sentence() -> None:
+    with pytest.raises(BadInput, match=r"broken \(plugin.that.is.not.there:Rule\) cannot be imported"):
+        registry.policy("broken")
+
+
+def test_folders_and_hub_names_are_dflash_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "plugin", SimpleNamespace(Loader=Loader))
+    monkeypatch.setattr(registry, "BUILT_IN", (EntryPoint("dflash", "plugin:Loader", registry.DRAFTERS),))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for spec, name in [
+        ("owner/model", "owner/model"),
+        ("here", "here"),
+        (str(tmp_path), str(tmp_path)),
+        ("dflash:o/m", "o/m"),
+    ]:
+        assert registry.drafter(spec, None) == (name, None)
