@@ -30,6 +30,8 @@ from draftwood.target import Target, Verified
 from draftwood.trace import Round
 from draftwood.tree import Tree, root_only
 
+PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
@@ -104,7 +106,7 @@ class Engine:
         """
         sampling = sampling or Sampling()
         policy = policy or self.policy
-        request = self._open(prompt, max_new_tokens, sampling, rule)
+        request = self._open(prompt, max_new_tokens, sampling, rule, policy)
         model = self._acceptance.setdefault((policy.name, sampling.greedy), AcceptanceModel())
         step = self._prefill(request)
         while True:
@@ -115,7 +117,8 @@ class Engine:
                 return
             step = self._round(request, policy, model)
 
-    def _open(self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, rule: Rule | None) -> _Request:
+    def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        """Raise BadInput for a request that cannot be served."""
         if not prompt:
             raise BadInput("The prompt is empty; give at least one token of text.")
         if max_new_tokens < 1:
@@ -126,19 +129,23 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens, but {self.target.name} has a context window of {limit}; "
                 "shorten the prompt or name a target with a longer window."
             )
-        end = min(limit, len(prompt) + max_new_tokens)
-        capacity = end + 1 + self.policy.n_max
+
+    def _open(
+        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, rule: Rule | None, policy: Policy
+    ) -> _Request:
+        self.check(prompt, max_new_tokens)
+        end = min(self.target.context_limit, len(prompt) + max_new_tokens)
+        capacity = end + 1 + policy.n_max
         state = self.drafter.open(capacity) if self.drafter else None
         return _Request(self.target.new_cache(capacity), Sampler(sampling, prompt, rule), end, state)
 
     def _prefill(self, request: _Request) -> Step:
         start = time.perf_counter()
-        done = 0
         prompt = request.sampler.tokens
-        for result in self.target.prefill(prompt, request.cache, request.row):
-            seen = min(len(prompt), done + (PREFILL_CHUNK))
-            self._extend(request, prompt[done:seen], result.taps)
-            done = seen
+        for at in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = prompt[at : at + PREFILL_CHUNK]
+            result = self.target.prefill(chunk, request.cache, request.row)
+            self._extend(request, chunk, result.taps)
         token = request.sampler.draw(result.logits[-1])
         return Step([token], None, [], None, time.perf_counter() - start)
 

@@ -19,10 +19,11 @@ from draftwood import attention
 from draftwood.cache import KVCache
 from draftwood.errors import BadModel
 from draftwood.latency import Work
+from draftwood.packing import pack_linears
 from draftwood.plan import Plan, make_plan
 from draftwood.tree import Tree, TreeBatch, chain_tree
 
-PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
+OPERATORS_PER_LAYER = 40  # launches in one eager decoder layer, for the prior only; measurements correct it
 REWINDABLE = {"full_attention", "sliding_attention", None}
 
 
@@ -71,8 +72,9 @@ class Target:
         attention.register()
         self._usual_attention = model.config._attn_implementation
         self._taps = Taps([])
-        self._set_attention(attention.NAME)
-        self.tap(tap_layers)
+        self.tap_layers = tuple(tap_layers)
+        self.weight_bytes = weight_bytes(model)
+        self.attach()
         check_tree_attention(self)
 
     # --- facts -------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class Target:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.get_output_embeddings().weight.shape[0]
+        return self.model.get_output_embeddings().out_features
 
     @property
     def context_limit(self) -> int:
@@ -107,12 +109,6 @@ class Target:
         ids = self.model.generation_config.eos_token_id
         return frozenset(() if ids is None else ids if isinstance(ids, list) else [ids])
 
-    def weight_bytes(self) -> int:
-        """Bytes of parameters that every forward reads (an untied input embedding is only looked up)."""
-        table = self.model.get_input_embeddings().weight
-        lookup = 0 if table is self.model.get_output_embeddings().weight else table.nbytes
-        return sum(p.nbytes for p in self.model.parameters()) - lookup
-
     def kv_bytes_per_token(self) -> int:
         return 2 * self.num_layers * self._kv_width() * self.dtype.itemsize
 
@@ -124,7 +120,7 @@ class Target:
 
     def work(self, n_tokens: int, context: int) -> Work:
         """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
-        weights = self.weight_bytes()
+        weights = self.weight_bytes
         pairs = n_tokens * (context + n_tokens)
         return Work(
             flops=2 * n_tokens * weights / self.dtype.itemsize + 4 * pairs * self.hidden_size * self.num_layers,
@@ -175,36 +171,42 @@ class Target:
         )
         return Verified(out.logits[0], self._taps.take())
 
-    def prefill(self, tokens: Sequence[int], cache: KVCache, row: int = 0) -> Iterator[Verified]:
-        """Commit `tokens` chunk by chunk; yields each chunk's taps and the logits after its last token."""
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = tokens[start : start + PREFILL_CHUNK]
-            plan = self.plan([chain_tree(chunk)], cache, [row])
-            yield self.verify(plan, cache, last_only=True)
-            cache.advance(row, len(chunk))
+    def prefill(self, chunk: Sequence[int], cache: KVCache, row: int = 0) -> Verified:
+        """Commit a chunk of known tokens: its taps, and the logits after its last token alone."""
+        result = self.verify(self.plan([chain_tree(chunk)], cache, [row]), cache, last_only=True)
+        cache.advance(row, len(chunk))
+        return result
+
+    # --- whose model it is -------------------------------------------------------------------------------
+    def attach(self) -> None:
+        """Exchange the model's attention for ours and hook its tapped layers."""
+        self.model.set_attn_implementation(attention.NAME)
+        self.tap(self.tap_layers)
+
+    def release(self) -> None:
+        """Give the model back as its users know it; `attach` takes it again."""
+        self._taps.remove()
+        self.model.set_attn_implementation(self._usual_attention)
+
+    def pack(self) -> None:
+        """Pack the weights for a CPU. The model's own forward then runs on them too."""
+        pack_linears(self.model)
 
     @contextmanager
     def plain_transformers(self) -> Iterator[nn.Module]:
-        """The model as its users know it, with its usual attention, for `model.generate` on the same weights."""
-        taps = self.tap_layers
-        self.tap(())
-        self._set_attention(self._usual_attention)
+        """The model with its usual attention, for `model.generate` on the same weights."""
+        self.release()
         try:
             yield self.model
         finally:
-            self._set_attention(attention.NAME)
-            self.tap(taps)
-
-    def release(self) -> None:
-        """Give the model back as it was."""
-        self.tap(())
-        self._set_attention(self._usual_attention)
-
-    def _set_attention(self, name: str) -> None:
-        self.model.set_attn_implementation(name)
+            self.attach()
 
 
-OPERATORS_PER_LAYER = 40  # launches in one eager decoder layer, for the prior only; measurements correct it
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of parameters that every forward reads (an untied input embedding is only looked up)."""
+    table = model.get_input_embeddings().weight
+    lookup = 0 if table is model.get_output_embeddings().weight else table.nbytes
+    return sum(p.nbytes for p in model.parameters()) - lookup
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -243,8 +245,7 @@ def check_tree_attention(target: Target) -> None:
     tree = Tree(chain.tokens, chain.parents.copy(), chain.depths.copy(), chain.mass)
     tree.parents[3], tree.depths[2:] = 1, (1, 2)  # node 2 is a decoy beside node 1
     cache = target.new_cache(capacity=8)
-    for _ in target.prefill(tokens[:1], cache):
-        pass
+    target.prefill(tokens[:1], cache)
     found = target.verify(target.plan([tree], cache), cache).logits[-1].float()
     tolerance = 0.1 if target.dtype.itemsize == 2 else 1e-3
     gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)

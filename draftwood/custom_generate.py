@@ -1,0 +1,99 @@
+"""A drop-in for people who stay with transformers: `model.generate(**inputs, custom_generate=...)`.
+
+    generate = draftwood.custom_generate(drafter="z-lab/Qwen3-8B-DFlash-b16")
+    model.generate(**inputs, max_new_tokens=256, custom_generate=generate)
+
+transformers prepares its logits processors and stopping criteria as always; they are applied at every node of
+the tree along its path, so the output is what `generate` would give: the same tokens when greedy, the same
+distribution when sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood import registry
+from draftwood.assemble import build_engine
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.sampling import Rule, Sampling
+from draftwood.target import Target
+
+
+class CustomGenerate:
+    """A decoding method for `generate`. Keeps the target, drafter and what was learned between calls."""
+
+    def __init__(self, drafter: str = "ngram", policy: str = "bastion") -> None:
+        self._drafter_name = drafter
+        self._policy = registry.policy(policy)
+        self._engine: Engine | None = None
+
+    def __call__(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,  # [1, T]
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any = None,
+        **_: Any,
+    ) -> Any:
+        """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
+        if input_ids.shape[0] != 1:
+            raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
+        engine = self._engine_of(model)
+        sampling = Sampling()
+        if generation_config.do_sample:  # the processors already hold temperature, top-k and the rest
+            sampling = Sampling(temperature=1.0, seed=int(torch.randint(2**62, (1,))))
+        engine.target.attach()
+        try:
+            ids = self._run(engine, input_ids, logits_processor, stopping_criteria, sampling, streamer)
+        finally:
+            engine.target.release()
+        if not generation_config.return_dict_in_generate:
+            return ids
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=ids)
+
+    def _run(
+        self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling, streamer: Any
+    ) -> Tensor:
+        prompt = ids[0].tolist()
+        room = engine.target.context_limit - len(prompt)
+        limit = getattr(criteria, "max_length", None)
+        new_tokens = min(room, limit - len(prompt)) if limit else room
+        for step in engine.run(prompt, new_tokens, sampling, rule=_rule(processor, ids.device)):
+            for token in step.tokens:
+                fresh = torch.tensor([[token]], device=ids.device)
+                ids = torch.cat([ids, fresh], dim=1)
+                if streamer is not None:
+                    streamer.put(fresh[0].cpu())
+                if bool(torch.as_tensor(criteria(ids, None)).all()):
+                    if streamer is not None:
+                        streamer.end()
+                    return ids
+        if streamer is not None:
+            streamer.end()
+        return ids
+
+    def _engine_of(self, model: nn.Module) -> Engine:
+        if self._engine is None or self._engine.target.model is not model:
+            target = Target(model, getattr(model.config, "_name_or_path", "") or type(model).__name__)
+            self._engine = build_engine(target, self._drafter_name, self._policy)
+        return self._engine
+
+
+def custom_generate(drafter: str = "ngram", policy: str = "bastion") -> CustomGenerate:
+    """A decoding method for `model.generate(custom_generate=...)`; one sequence at a time."""
+    return CustomGenerate(drafter, policy)
+
+
+def _rule(processor: Any, device: torch.device) -> Rule:
+    def apply(tokens: list[int], scores: Tensor) -> Tensor:
+        return processor(torch.tensor([tokens], device=device), scores[None])[0]
+
+    return apply

@@ -1,0 +1,262 @@
+"""Text in, text out: one target, one drafter, one policy behind `generate` and `stream`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from draftwood import registry
+from draftwood.assemble import build_engine
+from draftwood.embedded import EMBEDDED_DRAFTER, embedded_target
+from draftwood.engine import Engine, Step
+from draftwood.errors import BadInput
+from draftwood.load import load_target, load_tokenizer
+from draftwood.policies.base import Policy
+from draftwood.sampling import Sampling
+from draftwood.text import TextStream
+from draftwood.trace import Round, seconds_by_verb, tau
+from draftwood.tree import Tree
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text, and whether the drafter guessed its tokens or the target added them (bonus)."""
+
+    text: str
+    origin: Literal["draft", "bonus"]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """One answer and how it came about. Seconds are wall time; prefill is kept apart from decoding."""
+
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    finish_reason: Literal["stop", "length", "abandoned"]
+    policy: str
+    rounds: list[Round]
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round, the bonus token included; NaN if there was no round."""
+        return tau(self.rounds)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoding speed: tokens after the first, per second after the prefill."""
+        return (len(self.token_ids) - 1) / self.decode_s if self.decode_s else float("nan")
+
+    @property
+    def widths(self) -> Counter[int]:
+        """How many rounds verified how many tokens, the root included."""
+        return Counter(1 + r.n for r in self.rounds)
+
+    @property
+    def mean_width(self) -> float:
+        return float(np.mean([1 + r.n for r in self.rounds])) if self.rounds else float("nan")
+
+    @property
+    def seconds_by_verb(self) -> dict[str, float]:
+        return seconds_by_verb(self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; NaN becomes None."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason,
+            "policy": self.policy,
+            "tau": _number(self.tau),
+            "rounds": len(self.rounds),
+            "tokens_per_s": _number(self.tokens_per_s),
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "seconds_by_verb": self.seconds_by_verb,
+            "widths": {str(width): count for width, count in sorted(self.widths.items())},
+        }
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """What a stream has seen so far."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    step: Step | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    reason: Literal["stop", "length", "abandoned"] = "abandoned"
+
+
+class Stream:
+    """An answer on its way: iterate over its pieces, stop whenever you like.
+
+    `generation` is the answer so far (finish_reason "abandoned" until the end is reached).
+    """
+
+    def __init__(
+        self, steps: Iterator[Step], text: TextStream, stop_ids: frozenset[int], prompt_tokens: int, policy: str
+    ) -> None:
+        self._steps, self._text, self._stop_ids = steps, text, stop_ids
+        self._prompt_tokens, self._policy = prompt_tokens, policy
+        self._seen = _Record()
+        self._pieces = self._iterate()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def close(self) -> None:
+        """Abandon the rest."""
+        self._pieces.close()
+        self._steps.close()
+
+    @property
+    def last_round_tree(self) -> Tree | None:
+        """The tree that the last round verified."""
+        return self._seen.step.tree if self._seen.step else None
+
+    @property
+    def last_accepted(self) -> list[int]:
+        """The accepted nodes of `last_round_tree`."""
+        return self._seen.step.path if self._seen.step else []
+
+    @property
+    def generation(self) -> Generation:
+        seen = self._seen
+        return Generation(
+            "".join(seen.texts), list(seen.token_ids), self._prompt_tokens, seen.reason, self._policy,
+            list(seen.rounds), seen.prefill_s, seen.decode_s,
+        )
+
+    def _iterate(self) -> Iterator[Piece]:
+        seen = self._seen
+        for step in self._timed():
+            for i, token in enumerate(step.tokens):
+                seen.token_ids.append(token)
+                text = "" if token in self._stop_ids else self._text.push(token)
+                yield self._piece(text, "draft" if i < len(step.path) else "bonus", (token,))
+                if self._text.stopped:
+                    seen.reason = "stop"
+                    self._steps.close()
+                    return
+        seen.reason = "stop" if seen.token_ids[-1] in self._stop_ids else "length"
+        rest = self._text.flush()
+        if rest:
+            yield self._piece(rest, "bonus", ())
+
+    def _timed(self) -> Iterator[Step]:
+        seen = self._seen
+        for step in self._steps:
+            seen.step = step
+            if step.round is None:
+                seen.prefill_s = step.seconds
+            else:
+                seen.decode_s += step.seconds
+                seen.rounds.append(step.round)
+            yield step
+
+    def _piece(self, text: str, origin: Literal["draft", "bonus"], ids: tuple[int, ...]) -> Piece:
+        self._seen.texts.append(text)
+        return Piece(text, origin, ids)
+
+
+class LLM:
+    """A target, a drafter and a policy, ready to write."""
+
+    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.target, self.drafter = engine.target, engine.drafter
+        end = tokenizer.eos_token_id
+        self.stop_ids = self.target.stop_ids | (frozenset() if end is None else {end})
+
+    def encode(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> list[int]:
+        """Token ids of a prompt: through the chat template, or as it stands if `raw` or there is no template."""
+        empty = not prompt or (isinstance(prompt, str) and not prompt.strip())
+        if empty:
+            raise BadInput("The prompt is empty; give some text to continue or to answer.")
+        if raw or self.tokenizer.chat_template is None:
+            if not isinstance(prompt, str) or system is not None:
+                raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
+            return list(self.tokenizer(prompt).input_ids)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+    def stream(
+        self,
+        prompt: str | Messages,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        system: str | None = None,
+        raw: bool = False,
+        policy: str | None = None,
+    ) -> Stream:
+        """Pieces of the answer as they come. See `Sampling` for the sampling values.
+
+        Raises
+        ------
+        BadInput: a value out of range, an empty prompt, or one longer than the context window.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        rule: Policy = self.engine.policy if policy is None else registry.policy(policy)
+        ids = self.encode(prompt, system, raw)
+        self.engine.check(ids, max_new_tokens)
+        stops = (stop,) if isinstance(stop, str) else stop
+        steps = self.engine.run(ids, max_new_tokens, sampling, self.stop_ids, policy=rule)
+        return Stream(steps, TextStream(self.tokenizer, stops), self.stop_ids, len(ids), rule.name)
+
+    def generate(self, prompt: str | Messages, **options: Any) -> Generation:
+        """The whole answer; takes what `stream` takes."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.generation
+
+
+def load(
+    target: str | None = None,
+    drafter: str | None = None,
+    policy: str | None = None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> LLM:
+    """Load a target and a drafter by folder or Hugging Face name.
+
+    With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. A named target without
+    a drafter gets `ngram`, which works for every model. `drafter="none"` decodes plainly.
+    """
+    rule = registry.policy(policy or "bastion")  # a typo should not cost a model's loading time
+    name = str(embedded_target()) if target is None else target
+    if drafter is None:
+        drafter = str(EMBEDDED_DRAFTER) if target is None else "ngram"
+    model = load_target(name, dtype, device, trust_remote_code)
+    return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value

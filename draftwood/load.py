@@ -1,0 +1,76 @@
+"""Loading a target by name: transformers does it; every way it can fail becomes one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from draftwood.errors import BadInput, BadModel, nearest
+from draftwood.precision import choose_dtype
+from draftwood.target import Target
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def load_target(name: str, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Target:
+    """A causal LM from a folder or a Hub name, ready to verify trees.
+
+    Raises
+    ------
+    BadModel: it does not exist, cannot be read or cannot be rewound.
+    BadInput: unknown dtype or device.
+    """
+    place = parse_device(device)
+    kind = parse_dtype(dtype, place)
+    model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
+    target = Target(model.to(place), name)
+    target.pack()
+    return target
+
+
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+
+
+def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return choose_dtype(device).dtype
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype is {dtype!r}; expected one of auto, {', '.join(DTYPES)}.{nearest(dtype, DTYPES)}")
+    return DTYPES[dtype]
+
+
+def parse_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise BadInput(f"device is {device!r}; expected auto, cpu, cuda or cuda:N.") from None
+    if place.type not in ("cpu", "cuda"):
+        raise BadInput(f"device is {device!r}; draftwood runs on cpu and cuda.")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"device is {device!r}, but {torch.cuda.device_count()} CUDA devices are visible; use cpu.")
+    return place
+
+
+def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
+    folder = Path(name)
+    if name.startswith((".", "/", "~")) or folder.exists():
+        if not (folder.expanduser() / "config.json").is_file():
+            raise BadModel(f"{name} holds no config.json; name a folder with a transformers model, or a Hub name.")
+        name = str(folder.expanduser())
+    try:
+        return loader.from_pretrained(name, **options)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadModel(f"{name} could not be loaded: {reason[0]}") from error
+
