@@ -1,0 +1,1 @@
+"""Drafters: what proposes the next tokens of a request."""

@@ -1,0 +1,86 @@
+"""Reading a drafter's checkpoint: a folder or a Hub name to its config and its tensors.
+
+Only `config.json` and safetensors are read: no code from the checkpoint runs and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwood.errors import BadModel
+
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def checkpoint_folder(name: str) -> Path:
+    """The local folder of `name`, a folder or a Hub repository (downloaded into its cache if need be)."""
+    if not name:
+        raise BadModel("No checkpoint was named; write dflash:FOLDER or dflash:OWNER/NAME.")
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX]))
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # every error of the Hub is one of the two; so is an impossible name
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadModel(
+            f"No drafter '{name}' was found: it is neither a folder here nor could it be fetched from the "
+            f"Hugging Face Hub ({reason}). Check the name or give a folder."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadModel(f"{path.parent} has no {path.name}; a drafter's folder needs one.") from None
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again.") from None
+    if not isinstance(values, dict):
+        raise BadModel(
+            f"{path} holds a JSON {type(values).__name__}, not an object; fetch the checkpoint again."
+        )
+    return values
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by name, on the CPU; a sharded one must be complete."""
+    tensors: dict[str, Tensor] = {}
+    for shard in _shards(folder):
+        try:
+            tensors |= load_file(shard)
+        except FileNotFoundError:
+            raise BadModel(
+                f"{folder} lacks {shard.name}, which {INDEX} names; fetch the checkpoint again."
+            ) from None
+        except (OSError, SafetensorError) as error:
+            raise BadModel(f"{shard} is damaged ({error}); fetch the checkpoint again.") from None
+    return tensors
+
+
+def _shards(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        names = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise BadModel(f"{folder / INDEX} has no weight_map of file names; fetch the checkpoint again.")
+        return [folder / Path(name).name for name in sorted(set(names.values()))]
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+        found = f"only {pickles[0]}, a pickle that could run code" if pickles else "no weights"
+        raise BadModel(f"{folder} has {found}; draftwood loads drafters from safetensors files.")
+    return shards

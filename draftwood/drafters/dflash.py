@@ -1,0 +1,243 @@
+"""DFlash (arXiv 2602.06036): a few bidirectional layers that predict a whole block in one pass.
+
+The block is the root's embedding and B - 1 mask embeddings. Its tokens see each other and, as keys and values
+only, one fused feature for every context token, made from the outputs of a few target layers. The embedding
+and the head are the target's own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwood.drafters.base import Request
+from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
+from draftwood.drafters.dflash_weights import Layer, Weights, build_weights
+from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.rotary import Rotary, rotate
+from draftwood.errors import BadInput
+from draftwood.latency import Work
+from draftwood.target import Target
+from draftwood.tree import Lattice, Tree
+
+PENDING = (
+    256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
+)
+FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
+LAUNCHES_PER_LAYER, LAUNCHES_AROUND = 16, 30  # operators, for the latency prior
+
+
+class DFlashState:
+    """One request's context: projected keys and values by position, and taps that wait for projection."""
+
+    def __init__(self, kv: Tensor, pending: Tensor) -> None:
+        self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
+        self.pending = pending  # [PENDING, taps * hidden]
+        self.projected = 0
+        self.waiting = 0
+
+    def __len__(self) -> int:
+        return self.projected + self.waiting
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` tokens, at least doubling if there is none."""
+        have = self.kv.shape[3]
+        if slots > have:
+            grown = self.kv.new_empty(*self.kv.shape[:3], max(slots, 2 * have), self.kv.shape[4])
+            grown[:, :, :, : self.projected] = self.kv[:, :, :, : self.projected]
+            self.kv = grown
+
+
+class DFlashDrafter:
+    """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
+
+    def __init__(
+        self, config: DFlashConfig, weights: Weights, target: Target, name: str, depth: int | None = None
+    ) -> None:
+        if depth is not None and not 1 <= depth < config.block_size:
+            raise BadInput(
+                f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts."
+            )
+        self.name = name
+        self.config = config
+        self.tap_layers = config.target_layer_ids
+        self.max_depth = depth or config.block_size - 1
+        self._weights = weights
+        self._target = target
+        device, dtype = weights.norm.device, weights.norm.dtype
+        self._rotary = Rotary(config.rope, config.head_dim, config.max_positions, device, dtype)
+
+    @classmethod
+    def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
+        """Load a checkpoint in z-lab's format, a folder or a Hub name, in the target's dtype on its device.
+
+        Raises BadModel if there is none, it is damaged, of another architecture, or made for another target.
+        """
+        folder = checkpoint_folder(name_or_folder)
+        config = parse_config(read_json(folder / "config.json"), name_or_folder)
+        check_fits(config, name_or_folder, target)
+        weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
+        return cls(config, weights, target, name_or_folder, depth)
+
+    @torch.inference_mode()
+    def open(self, capacity: int) -> DFlashState:
+        """A fresh state; `capacity` in tokens is a hint."""
+        config, like = self.config, self._weights.norm
+        slots = min(capacity, FIRST_SLOTS) + config.block_size
+        return DFlashState(
+            kv=like.new_empty(config.num_layers, 2, config.num_kv_heads, slots, config.head_dim),
+            pending=like.new_empty(PENDING, self.config.tap_width),
+        )
+
+    @torch.inference_mode()
+    def extend(self, state: DFlashState, tokens: list[int], taps: Tensor | None) -> None:
+        """Append context tokens with their taps `[M, taps * hidden]`, in the order of `tap_layers`."""
+        assert taps is not None and taps.shape == (len(tokens), self.config.tap_width), (
+            f"{len(tokens)} tokens need the taps of layers {self.tap_layers}"
+        )
+        if state.waiting + len(tokens) > PENDING:
+            self._project_pending(state)
+        if len(tokens) > PENDING:
+            for chunk in taps.split(PENDING):
+                self._project(state, chunk)
+        else:  # copied: the target may reuse its buffers
+            state.pending[state.waiting : state.waiting + len(tokens)] = taps
+            state.waiting += len(tokens)
+
+    def rewind(self, state: DFlashState, length: int) -> None:
+        """Keep the first `length` context tokens."""
+        assert 0 <= length <= len(state), f"cannot rewind {len(state)} tokens to {length}"
+        state.projected = min(state.projected, length)
+        state.waiting = length - state.projected
+
+    @torch.inference_mode()
+    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
+        """One `Lattice` [max_depth, width] per request; requests share the products, never the attention."""
+        states = [request.state for request in requests]
+        for state in states:
+            self._project_pending(state)
+            state.reserve(state.projected + self.config.block_size)
+        hidden = self._block(self._embed_roots([request.root for request in requests]), states)
+        logits = self._target.head(
+            self._norm(hidden[:, 1 : 1 + self.max_depth].flatten(0, 1), self._weights.norm)
+        )
+        rows = logits.view(len(requests), self.max_depth, -1)
+        return [lattice_of(row, request.width) for row, request in zip(rows, requests, strict=True)]
+
+    def work(self, context: int) -> Work:
+        """One request's draft at `context` tokens, the target's head included; one new context feature."""
+        config = self.config
+        block, features = config.block_parameters(), config.context_parameters()
+        head = config.vocab_size * config.hidden_size
+        keys = sum(min(context, sight.window or context) + config.block_size for sight in config.sights)
+        pairs = keys * config.block_size * config.num_heads
+        cached = keys * 2 * config.num_kv_heads * config.head_dim
+        return Work(
+            flops=2 * (block * config.block_size + features + head * self.max_depth)
+            + 4 * pairs * config.head_dim,
+            bytes=(block + features + head + cached) * self._weights.norm.itemsize,
+            launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape[-1:], weight, self.config.norm_eps)
+
+    def _heads_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """RMSNorm over the last axis with a weight for each head, `[N, …, D]` by `[…, D]`."""
+        return x if weight is None else F.rms_norm(x, x.shape[-1:], None, self.config.norm_eps) * weight
+
+    def _project_pending(self, state: DFlashState) -> None:
+        if state.waiting:
+            waiting, state.waiting = state.waiting, 0
+            self._project(state, state.pending[:waiting])
+
+    def _project(self, state: DFlashState, taps: Tensor) -> None:
+        """Fuse taps `[M, taps * hidden]` to features and store their keys and values in all layers."""
+        config, weights, start = self.config, self._weights, state.projected
+        stop = start + len(taps)
+        state.reserve(stop + config.block_size)
+        features = self._norm(weights.fc(taps.to(weights.norm)), weights.feature_norm)
+        kv = weights.context_kv(features)
+        kv = kv.view(len(taps), config.num_layers, 2, config.num_kv_heads, config.head_dim)
+        keys = self._heads_norm(kv[:, :, 0], weights.context_k_norm)
+        cos, sin = self._rotary(start, stop)
+        state.kv[:, 0, :, start:stop] = rotate(keys.flatten(1, 2), cos, sin).view_as(keys).permute(1, 2, 0, 3)
+        state.kv[:, 1, :, start:stop] = kv[:, :, 1].permute(1, 2, 0, 3)
+        state.projected = stop
+
+    def _embed_roots(self, roots: list[int]) -> Tensor:
+        """`[R * B, hidden]`: every block is its root and B - 1 masks."""
+        ids = torch.full((len(roots), self.config.block_size), self.config.mask_token_id)
+        ids[:, 0] = torch.tensor(roots)
+        rows = self._target.embed(ids.flatten().to(self._weights.norm.device))
+        return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
+
+    def _block(self, x: Tensor, states: list[DFlashState]) -> Tensor:
+        """All layers over the blocks `[R * B, hidden]`; `[R, B, hidden]` before the final norm."""
+        size = self.config.block_size
+        places = [self._rotary(state.projected, state.projected + size) for state in states]
+        cos, sin = (torch.cat(part) for part in zip(*places, strict=True))
+        groups = self.config.num_heads // self.config.num_kv_heads
+        views = {
+            sight: [see(sight, state.projected, size, groups, x.device) for state in states]
+            for sight in set(self.config.sights)
+        }
+        for i, (layer, sight) in enumerate(zip(self._weights.layers, self.config.sights, strict=True)):
+            parts = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
+            q, k, v = (part.unflatten(0, (len(states), size)) for part in parts)
+            seen = [
+                attend(state.kv[i], state.projected, q[r], k[r], v[r], *views[sight][r])
+                for r, state in enumerate(states)
+            ]
+            x = x + layer.output(torch.cat(seen))
+            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+        return x.unflatten(0, (len(states), size))
+
+    def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries `[N, H, D]`, rotated keys and values `[N, G, D]` of `[N, hidden]`."""
+        heads = self.config.num_heads
+        rotated = heads + self.config.num_kv_heads
+        qkv = layer.qkv(x).unflatten(-1, (-1, self.config.head_dim))
+        qk = rotate(self._heads_norm(qkv[:, :rotated], layer.qk_norm), cos, sin)
+        return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
+
+
+def see(
+    sight: Sight, context: int, size: int, groups: int, device: torch.device
+) -> tuple[int, Tensor | None]:
+    """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
+
+    Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.
+    """
+    first = 0 if sight.window is None else max(0, context + 1 - sight.window)
+    if not sight.causal and (sight.window is None or context + size - first <= sight.window):
+        return first, None
+    queries = torch.arange(context, context + size, device=device)[:, None]
+    ahead = torch.arange(first, context + size, device=device) - queries
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    if sight.window is not None:
+        seen &= ahead.abs() < sight.window
+    if sight.causal:
+        seen &= ahead <= 0
+    return first, seen.repeat(groups, 1)
+
+
+def attend(
+    kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None
+) -> Tensor:
+    """Attention of one block, `[B, H * D]`; its keys and values go into the free slots behind the context.
+
+    The heads that share a key head are folded into the query axis: no key is read or copied twice.
+    """
+    size, heads, dim = q.shape
+    stop = context + size
+    kv[0, :, context:stop] = k.transpose(0, 1)
+    kv[1, :, context:stop] = v.transpose(0, 1)
+    folded = q.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
+    seen = F.scaled_dot_product_attention(
+        folded[None], kv[None, 0, :, first:stop], kv[None, 1, :, first:stop], mask
+    )
+    return seen[0].unflatten(1, (-1, size)).permute(2, 0, 1, 3).reshape(size, heads * dim)

@@ -1,0 +1,160 @@
+"""The tensors of a DFlash checkpoint, checked against its config and laid out for few, large products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.drafters.dflash_config import DFlashConfig
+from draftwood.errors import BadModel
+from draftwood.packing import linear
+
+SHARED = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+)  # some exports repeat the target's own; the target's are used
+DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer: H query heads, G heads of keys and values, D wide; I inside the MLP."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: nn.Module  # hidden -> (H + 2 G) * D
+    qk_norm: Tensor | None  # [H + G, D]
+    output: nn.Module  # H * D -> hidden
+    post_norm: Tensor  # [hidden]
+    gate_up: nn.Module  # hidden -> 2 I
+    down: nn.Module  # I -> hidden
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A whole drafter. Context features meet only `fc`, `feature_norm` and the `context_*` parts."""
+
+    fc: nn.Module  # taps * hidden -> hidden
+    feature_norm: Tensor  # [hidden]
+    context_kv: (
+        nn.Module
+    )  # hidden -> layers * 2 * G * D: copies of k and v, so that one product serves all layers
+    context_k_norm: Tensor | None  # [layers, G, D]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [hidden]
+
+
+def build_weights(
+    tensors: dict[str, Tensor], config: DFlashConfig, name: str, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """Consumes `tensors`. Raises BadModel for missing, misshapen and foreign ones."""
+    _refuse_dflash2(tensors, name)
+    take = _Taker(tensors, name, device, dtype)
+    hidden, layers, keys_values, k_norms = config.hidden_size, [], [], []
+    for i in range(config.num_layers):
+        attention = f"layers.{i}.self_attn."
+        qkv, bias = _fused(take, attention, _attention_parts(config), hidden, config.attention_bias)
+        first_key = config.num_heads * config.head_dim
+        keys_values.append((qkv[first_key:], None if bias is None else bias[first_key:]))
+        qk_norm = _qk_norm(take, attention, config)
+        k_norms.append(None if qk_norm is None else qk_norm[config.num_heads :])
+        layers.append(_layer(take, f"layers.{i}.", config, linear(qkv, bias), qk_norm))
+    fc = take("fc.weight", hidden, config.tap_width)
+    biases = [bias for _, bias in keys_values if bias is not None]
+    norms = [norm for norm in k_norms if norm is not None]
+    if norms and len(norms) < config.num_layers:
+        raise BadModel(f"The drafter {name} has q_norm and k_norm in some layers only; fetch it again.")
+    weights = Weights(
+        fc=linear(fc),
+        feature_norm=take("hidden_norm.weight", hidden),
+        context_kv=linear(torch.cat([kv for kv, _ in keys_values]), torch.cat(biases) if biases else None),
+        context_k_norm=torch.stack(norms) if norms else None,
+        layers=tuple(layers),
+        norm=take("norm.weight", hidden),
+    )
+    take.nothing_left()
+    return weights
+
+
+class _Taker:
+    """Hands out tensors by name, checked, on the right device; knows what nobody asked for."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.tensors, self.name, self.device, self.dtype = tensors, name, device, dtype
+
+    def __call__(self, key: str, *shape: int) -> Tensor:
+        tensor = self.tensors.pop(key, None)
+        if tensor is None:
+            raise BadModel(
+                f"The drafter {self.name} lacks the tensor {key} of a DFlash checkpoint; fetch it again."
+            )
+        if tuple(tensor.shape) != shape:
+            raise BadModel(
+                f"In the drafter {self.name} the tensor {key} is {list(tensor.shape)}, but its config.json "
+                f"asks for {list(shape)}; the two files do not belong together."
+            )
+        return tensor.to(self.device, self.dtype)
+
+    def has(self, key: str) -> bool:
+        return key in self.tensors
+
+    def nothing_left(self) -> None:
+        left = sorted(key for key in self.tensors if key not in SHARED and not key.endswith("inv_freq"))
+        if left:
+            raise BadModel(
+                f"The drafter {self.name} has a tensor {left[0]} that no DFlash model of its config.json has "
+                f"({len(left)} such in all); it is of another architecture or its config.json is incomplete."
+            )
+
+
+def _attention_parts(config: DFlashConfig) -> dict[str, int]:
+    """Output widths of the projections that are fused for block tokens."""
+    narrow = config.num_kv_heads * config.head_dim
+    return {"q": config.num_heads * config.head_dim, "k": narrow, "v": narrow}
+
+
+def _fused(
+    take: _Taker, prefix: str, parts: dict[str, int], width: int, biased: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of several projections of one input as one."""
+    weight = torch.cat([take(f"{prefix}{part}_proj.weight", size, width) for part, size in parts.items()])
+    bias = (
+        torch.cat([take(f"{prefix}{part}_proj.bias", size) for part, size in parts.items()])
+        if biased
+        else None
+    )
+    return weight, bias
+
+
+def _layer(take: _Taker, prefix: str, config: DFlashConfig, qkv: nn.Module, qk_norm: Tensor | None) -> Layer:
+    hidden, inner, wide = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    mlp = prefix + "mlp."
+    return Layer(
+        input_norm=take(prefix + "input_layernorm.weight", hidden),
+        qkv=qkv,
+        qk_norm=qk_norm,
+        output=linear(*_fused(take, prefix + "self_attn.", {"o": hidden}, wide, config.attention_bias)),
+        post_norm=take(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=linear(*_fused(take, mlp, {"gate": inner, "up": inner}, hidden, False)),
+        down=linear(*_fused(take, mlp, {"down": hidden}, inner, False)),
+    )
+
+
+def _qk_norm(take: _Taker, attention: str, config: DFlashConfig) -> Tensor | None:
+    """`[H + G, D]`: one row per head, so that queries and keys are normalised at once; None if absent."""
+    if not take.has(attention + "q_norm.weight") and not take.has(attention + "k_norm.weight"):
+        return None
+    query, key = (take(f"{attention}{part}_norm.weight", config.head_dim) for part in ("q", "k"))
+    return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
+
+
+def _refuse_dflash2(tensors: dict[str, Tensor], name: str) -> None:
+    extra = next((key for key in tensors if any(mark in key for mark in DFLASH2)), None)
+    if extra is not None:
+        raise BadModel(
+            f"The drafter {name} is a DFlash 2 checkpoint (it has {extra}); draftwood runs DFlash, without "
+            "convolutions and candidate selector. Name a DFlash drafter made for your target, or 'ngram'."
+        )
