@@ -1,0 +1,194 @@
+"""The measuring loop: prompt by prompt, every method in turn, none of them always first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from draftwood import registry
+from draftwood.bench.baseline import transformers_generate
+from draftwood.bench.prompts import Prompt
+from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, jsonable, summarize, what_if
+from draftwood.errors import BadInput
+
+if TYPE_CHECKING:
+    from draftwood.llm import LLM, Messages
+
+WARMUP_TOKENS = 16
+HEADLINES = (
+    "tokens_per_s",
+    "speedup_vs_transformers",
+    "speedup_vs_plain",
+    "tau",
+    "mean_width",
+    "identical",
+    "prompts",
+)
+Started = Callable[[Prompt, str], None]
+Finished = Callable[[Sequence[Run]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every method is asked for alike."""
+
+    max_new_tokens: int = 128  # per turn
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The runs and the figures drawn from them; without any finished turn the tables are empty."""
+
+    runs: list[Run]
+    policies: dict[str, MethodStats]  # by method, both baselines included
+    datasets: dict[str, dict[str, MethodStats]]  # the same for the prompts of each data set
+    what_if: dict[str, dict[int, dict[str, Any]]]  # by method and width, see `stats.what_if`
+    partial: bool  # interrupted: holds the turns that were finished before
+
+    @classmethod
+    def of(cls, runs: list[Run], methods: Sequence[str], seed: int, partial: bool) -> Summary:
+        if not runs:
+            return cls([], {}, {}, {}, partial)
+        policies = summarize(runs, methods, seed)
+        names = dict.fromkeys(r.dataset for r in runs)
+        datasets = {n: summarize([r for r in runs if r.dataset == n], methods, seed) for n in names}
+        rounds = {m: [r for run in runs if run.method == m for r in run.rounds] for m in methods}
+        tables = {m: what_if(rounds[m], policies[PLAIN].tokens_per_s) for m in methods}
+        return cls(runs, policies, datasets, {m: table for m, table in tables.items() if table}, partial)
+
+    def to_json(self) -> dict[str, Any]:
+        full = {name: stats.to_json() for name, stats in self.policies.items()}
+        return {
+            "policies": full,
+            "partial": self.partial,
+            "datasets": {
+                dataset: {name: headline(stats) for name, stats in table.items()}
+                for dataset, table in self.datasets.items()
+            },
+            "what_if": {
+                "note": "extrapolation: the time of a round is measured, tau is assumed",
+                "by_policy_and_width": jsonable(self.what_if),
+            },
+        }
+
+
+def headline(stats: MethodStats) -> dict[str, Any]:
+    full = stats.to_json()
+    return {name: full[name] for name in HEADLINES}
+
+
+def method_names(policies: Sequence[str]) -> tuple[str, ...]:
+    """Both baselines, then the policies, each once."""
+    return tuple(dict.fromkeys([TRANSFORMERS, PLAIN, *policies]))
+
+
+def measure(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    policies: Sequence[str],
+    settings: Settings | None = None,
+    *,
+    started: Started = lambda prompt, method: None,
+    finished: Finished = lambda runs: None,
+) -> Summary:
+    """Run both baselines and `policies` on every turn of every prompt, interleaved.
+
+    `started` is told of each run before it begins, `finished` gets the runs of each turn. Ctrl-C ends the
+    measuring, not the program: the summary then covers the finished turns and is marked partial.
+
+    Raises
+    ------
+    BadInput: an unknown policy, or a conversation that may exceed the context window.
+    """
+    settings = settings or Settings()
+    methods = method_names(policies)
+    check_policies(policies)
+    check_room(llm, prompts, settings.max_new_tokens)
+    runs: list[Run] = []
+    partial = False
+    try:
+        warm_up(llm, prompts[0], methods, settings)
+        for index, prompt in enumerate(prompts):
+            for turn in conversation(llm, prompt, rotated(methods, index), settings, started):
+                runs += turn
+                finished(turn)
+    except KeyboardInterrupt:
+        partial = True
+    return Summary.of(runs, methods, settings.seed, partial)
+
+
+def conversation(
+    llm: LLM, prompt: Prompt, methods: Sequence[str], settings: Settings, started: Started
+) -> Iterator[list[Run]]:
+    """The runs of each turn. Later turns follow plain decoding's answers, so that all read the same."""
+    messages: Messages = []
+    for turn, question in enumerate(prompt.turns):
+        messages.append({"role": "user", "content": question})
+        runs = {}
+        for method in methods:
+            started(prompt, method)
+            runs[method] = answer(llm, prompt, turn, messages, method, settings)
+        yield compared(runs, settings.temperature)
+        messages.append({"role": "assistant", "content": runs[PLAIN].text})
+
+
+def answer(llm: LLM, prompt: Prompt, turn: int, messages: Messages, method: str, settings: Settings) -> Run:
+    """One method's answer to `messages`."""
+    # A first message is given as text, which a model without a chat template can continue.
+    question = messages[0]["content"] if len(messages) == 1 else messages
+    where = (prompt.id, prompt.dataset, turn, method)
+    size, temperature, seed = settings.max_new_tokens, settings.temperature, settings.seed
+    if method == TRANSFORMERS:
+        theirs = transformers_generate(llm, question, size, temperature, seed)
+        return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
+    ours = llm.generate(question, max_new_tokens=size, temperature=temperature, seed=seed, policy=method)
+    return Run(*where, ours.text, len(ours.token_ids), ours.prefill_s, ours.decode_s, ours.rounds)
+
+
+def compared(runs: dict[str, Run], temperature: float) -> list[Run]:
+    """The runs with `identical` filled in: unknown for transformers at T > 0, whose draws are its own."""
+    text = runs[PLAIN].text
+    unknown = {TRANSFORMERS} if temperature > 0 else set()
+    return [run if m in unknown else replace(run, identical=run.text == text) for m, run in runs.items()]
+
+
+def rotated(methods: Sequence[str], index: int) -> list[str]:
+    """`methods` from another one on for every `index`."""
+    first = index % len(methods)
+    return [*methods[first:], *methods[:first]]
+
+
+def warm_up(llm: LLM, prompt: Prompt, methods: Sequence[str], settings: Settings) -> None:
+    """One short answer of every method, not recorded: first calls allocate, compile and page in."""
+    short = replace(settings, max_new_tokens=min(WARMUP_TOKENS, settings.max_new_tokens))
+    for method in methods:
+        answer(llm, prompt, 0, [{"role": "user", "content": prompt.turns[0]}], method, short)
+
+
+def check_policies(policies: Sequence[str]) -> None:
+    """Refuse an unknown policy now rather than when its turn comes."""
+    for spec in policies:
+        if spec != TRANSFORMERS:
+            registry.policy(spec)
+
+
+def check_room(llm: LLM, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Refuse before any work a conversation that may not fit the context window."""
+    limit = llm.target.context_limit
+    for prompt in prompts:
+        needed = len(llm.encode(prompt.turns[0] if len(prompt.turns) == 1 else unanswered(prompt)))
+        needed += max_new_tokens * len(prompt.turns)
+        if needed > limit:
+            raise BadInput(
+                f"Prompt {prompt.id} may need {needed} tokens with its answers, but {llm.target.name} has a "
+                f"context window of {limit}; lower --max-new-tokens or leave the prompt out."
+            )
+
+
+def unanswered(prompt: Prompt) -> Messages:
+    """The whole conversation with empty answers."""
+    turns = [[{"role": "user", "content": t}, {"role": "assistant", "content": ""}] for t in prompt.turns]
+    return [message for turn in turns for message in turn][:-1]

@@ -1,0 +1,35 @@
+"""What `draftwood bench` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draftwood.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The flags of the command, unresolved. Raises BadInput for numbers that cannot be used."""
+
+    prompts: list[str] = field(default_factory=list)  # JSONL files, names of data sets; none: default
+    policies: list[str] = field(default_factory=list)  # such as `ddtree:32`; the baselines always run
+    max_new_tokens: int = 128  # per turn
+    limit: int | None = None  # the first so many prompts of every set; None: all
+    temperature: float = 0.0
+    dtype: str = "auto"
+    device: str = "auto"
+    target: str | None = None  # None: the embedded one
+    drafter: str | None = None
+    out: Path | None = None  # a folder for the records; None: only the terminal
+    seed: int = 0
+    json: bool = False  # nothing but the summary on stdout
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 2:
+            raise BadInput(
+                f"--max-new-tokens is {self.max_new_tokens}; measuring needs at least 2, because decoding "
+                "speed counts the tokens after the first."
+            )
+        if self.limit is not None and self.limit < 1:
+            raise BadInput(f"--limit is {self.limit}; it must be 1 or more (leave it out for all prompts).")

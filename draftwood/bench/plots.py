@@ -1,0 +1,64 @@
+"""The summary as pictures; needs matplotlib, which is optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.bench.stats import MethodStats
+from draftwood.trace import VERBS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Policies = Mapping[str, MethodStats]
+
+
+def save_plots(policies: Policies, folder: Path) -> str:
+    """Write speedup.png, rounds.png and widths.png; returns a sentence that says what happened."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "No plots: matplotlib is not installed (pip install matplotlib)."
+    for name, draw in (("speedup", draw_speedups), ("rounds", draw_rounds), ("widths", draw_widths)):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        draw(figure.subplots(), policies)
+        figure.savefig(folder / f"{name}.png", dpi=120)
+    return f"Plots: {folder / 'speedup.png'}, rounds.png, widths.png."
+
+
+def draw_speedups(axes: Axes, policies: Policies) -> None:
+    """Bars over plain decoding, with 95 % intervals."""
+    for name, stats in policies.items():
+        value = stats.speedup_vs_plain
+        low, high = stats.speedup_vs_plain_interval or (value, value)
+        errors: Any = [[max(0.0, value - low)], [max(0.0, high - value)]]
+        axes.bar(name, value, yerr=errors, capsize=4, color="tab:blue")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_ylabel("decoding speed, × plain decoding")
+    axes.tick_params(axis="x", rotation=20)
+
+
+def draw_rounds(axes: Axes, policies: Policies) -> None:
+    """A round's mean milliseconds, stacked by verb."""
+    shown = {name: stats for name, stats in policies.items() if stats.verb_ms}
+    bottom = dict.fromkeys(shown, 0.0)
+    for verb in VERBS:
+        heights = {name: stats.verb_ms[verb] for name, stats in shown.items()}
+        axes.bar(list(shown), list(heights.values()), bottom=list(bottom.values()), label=verb)
+        bottom = {name: bottom[name] + heights[name] for name in shown}
+    axes.set_ylabel("mean milliseconds of a round")
+    axes.tick_params(axis="x", rotation=20)
+    axes.legend(fontsize="small")
+
+
+def draw_widths(axes: Axes, policies: Policies) -> None:
+    """How often each width was verified."""
+    for name, stats in policies.items():
+        if stats.rounds:
+            shares = [count / stats.rounds for count in stats.widths.values()]
+            axes.plot(list(stats.widths), shares, marker="o", label=name)
+    axes.set_xlabel("tokens verified, the root included")
+    axes.set_ylabel("share of rounds")
+    axes.legend(fontsize="small")

@@ -1,0 +1,61 @@
+"""The output folder: `runs.jsonl` and `rounds.jsonl` grow while measuring, `summary.json` comes last."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from draftwood.bench.stats import Run
+from draftwood.errors import BadInput
+
+
+def check_writable(folder: Path | None) -> None:
+    """Make the folder if needed. Raises BadInput if nothing can be written there; None is fine."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+@contextmanager
+def recording(folder: Path | None) -> Iterator[Callable[[Sequence[Run]], None]]:
+    """A function that appends the runs of a turn to the folder's files and flushes them."""
+    if folder is None:
+        yield lambda runs: None
+        return
+    try:
+        with (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
+            yield lambda turn: write_turn(turn, runs, rounds)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def write_turn(turn: Sequence[Run], runs: TextIO, rounds: TextIO) -> None:
+    for run in turn:
+        runs.write(json.dumps(run.to_json()) + "\n")
+        where = {"prompt": run.prompt, "dataset": run.dataset, "turn": run.turn, "policy": run.method}
+        for index, record in enumerate(run.rounds):
+            rounds.write(json.dumps({**where, "round": index, **record.to_json()}) + "\n")
+    runs.flush()
+    rounds.flush()
+
+
+def write_summary(folder: Path | None, facts: dict[str, Any]) -> None:
+    if folder is None:
+        return
+    try:
+        (folder / "summary.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> BadInput:
+    return BadInput(f"--out {folder}: nothing can be written there ({error.strerror}); name another folder.")

@@ -1,0 +1,119 @@
+"""The summary for people: tables on the terminal, and a bar that moves while measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from draftwood.bench.prompts import Prompt
+from draftwood.bench.stats import WHAT_IF_TAUS, MethodStats
+
+Interval = tuple[float, float] | None
+
+
+@contextmanager
+def progress_bar(runs: int) -> Iterator[Callable[[Prompt, str], None]]:
+    """A bar on stderr; call what it yields before each of the `runs` runs."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("warming up", total=runs)
+        done = iter(range(runs + 1))
+
+        def started(prompt: Prompt, method: str) -> None:
+            progress.update(task, description=f"{prompt.id}  {method}", completed=next(done))
+
+        yield started
+
+
+def print_tables(
+    console: Console,
+    policies: Mapping[str, MethodStats],
+    datasets: Mapping[str, Mapping[str, MethodStats]],
+    what_if: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    ceiling: Mapping[str, Any],
+) -> None:
+    console.print(speed_table(policies))
+    megabytes, bandwidth = ceiling["bytes_per_token"] / 1e6, ceiling["bandwidth_bytes_per_s"] / 1e9
+    console.print(
+        f"Roofline of plain decoding here: {ceiling['plain_tokens_per_s']:.1f} tokens/s "
+        f"({megabytes:.0f} MB a token at {bandwidth:.1f} GB/s)."
+    )
+    console.print(round_table(policies))
+    if len(datasets) > 1:
+        console.print(dataset_table(datasets))
+    if what_if:
+        console.print(what_if_table(what_if))
+
+
+def speed_table(policies: Mapping[str, MethodStats]) -> Table:
+    prompts = max(stats.prompts for stats in policies.values())
+    table = Table(title=f"Decoding speed over {prompts} prompts; in brackets 95 % intervals")
+    columns = ("tokens/s", "with prefill", "× transformers", "× plain", "τ", "width", "identical")
+    add_columns(table, "method", columns)
+    for name, s in policies.items():
+        table.add_row(
+            name,
+            number(s.tokens_per_s, 1),
+            number(s.end_to_end_tokens_per_s, 1),
+            ratio(s.speedup_vs_transformers, s.speedup_vs_transformers_interval),
+            ratio(s.speedup_vs_plain, s.speedup_vs_plain_interval),
+            number(s.tau, 2),
+            number(s.mean_width, 1),
+            "–" if s.identical is None else f"{s.identical}/{s.prompts}",
+        )
+    return table
+
+
+def round_table(policies: Mapping[str, MethodStats]) -> Table:
+    table = Table(title="What a round is made of: mean milliseconds by verb")
+    with_rounds = {name: s for name, s in policies.items() if s.verb_ms}
+    verbs = list(next(iter(with_rounds.values())).verb_ms) if with_rounds else []
+    add_columns(table, "method", (*verbs, "median round", "host", "latency error"))
+    for name, s in with_rounds.items():
+        cells = [number(s.verb_ms[verb], 2) for verb in verbs]
+        table.add_row(name, *cells, number(s.round_ms, 2), percent(s.host_share), percent(s.latency_error))
+    return table
+
+
+def dataset_table(datasets: Mapping[str, Mapping[str, MethodStats]]) -> Table:
+    table = Table(title="By data set: × plain decoding, and τ")
+    add_columns(table, "data set", tuple(next(iter(datasets.values()))))
+    for name, row in datasets.items():
+        table.add_row(name, *(f"{number(s.speedup_vs_plain, 2)} ({number(s.tau, 2)})" for s in row.values()))
+    return table
+
+
+def what_if_table(what_if: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:
+    """The most frequent width of each method; all of them are in the summary."""
+    table = Table(title="Extrapolation: tokens/s (× plain) if the measured round emitted τ tokens")
+    add_columns(table, "method", ("width", "round ms", *(f"τ = {t}" for t in WHAT_IF_TAUS)))
+    for name, widths in what_if.items():
+        width, row = max(widths.items(), key=lambda item: item[1]["rounds"])
+        rates, gains = row["tokens_per_s"], row["speedup_vs_plain"]
+        cells = [f"{rates[t]:.1f} ({number(gains[t], 2)})" if t in rates else "–" for t in WHAT_IF_TAUS]
+        table.add_row(name, str(width), number(row["round_ms"], 1), *cells)
+    return table
+
+
+def add_columns(table: Table, first: str, rest: Sequence[str]) -> None:
+    table.add_column(first)
+    for name in rest:
+        table.add_column(name, justify="right")
+
+
+def number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if value == value else "–"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if value == value else "–"
+
+
+def ratio(value: float, interval: Interval) -> str:
+    bounds = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    return f"{number(value, 2)}{bounds}"

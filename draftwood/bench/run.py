@@ -1,0 +1,92 @@
+"""The bench command: from flags to tables, files and one JSON line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draftwood.probe import probe
+from rich.console import Console
+
+from draftwood.bench.environment import environment, peak_memory
+from draftwood.bench.measure import Settings, Summary, check_policies, measure, method_names
+from draftwood.bench.options import BenchOptions
+from draftwood.bench.plots import save_plots
+from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
+from draftwood.bench.records import check_writable, recording, write_summary
+from draftwood.bench.report import print_tables, progress_bar
+from draftwood.bench.stats import Run
+from draftwood.latency import Machine
+from draftwood.llm import LLM, load
+from draftwood.sampling import Sampling
+
+
+def run_bench(options: BenchOptions) -> dict[str, Any]:
+    """Measure, print the tables and, as the last line of stdout, the summary; returns that summary.
+
+    After Ctrl-C everything finished so far is written and shown, and the summary says `"partial": true`.
+
+    Raises
+    ------
+    BadInput, BadModel, MissingExtra: something cannot be used; nothing has been measured or written then.
+    """
+    Sampling(temperature=options.temperature, seed=options.seed)  # refuses values that cannot be used
+    check_policies(options.policies)
+    check_writable(options.out)
+    prompts = load_prompts(options.prompts, options.limit)
+    llm = load(options.target, options.drafter, dtype=options.dtype, device=options.device)
+    summary = measured(llm, prompts, options)
+    facts = {**summary.to_json(), **circumstances(llm, prompts, options, summary.runs)}
+    write_summary(options.out, facts)
+    show(summary, facts, options)
+    print(json.dumps(facts, allow_nan=False), flush=True)
+    return facts
+
+
+def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions) -> Summary:
+    settings = Settings(options.max_new_tokens, options.temperature, options.seed)
+    runs = sum(len(p.turns) for p in prompts) * len(method_names(options.policies))
+    with recording(options.out) as finished, progress_bar(runs) as started:
+        return measure(llm, prompts, options.policies, settings, started=started, finished=finished)
+
+
+def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: list[Run]) -> dict[str, Any]:
+    """Everything that a figure must be read with."""
+    contexts = sorted(r.context for run in runs for r in run.rounds) or [0]
+    asked = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
+    return {
+        "ceiling": ceiling(llm, contexts[len(contexts) // 2]),
+        "memory": peak_memory(),
+        "settings": {**asked, "target": llm.target.name, "dtype": str(llm.target.dtype)},
+        "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},
+        "environment": environment(),
+    }
+
+
+def ceiling(llm: LLM, context: int) -> dict[str, float]:
+    """Roofline of plain decoding at `context` tokens: what bandwidth and peak arithmetic allow."""
+    work = llm.target.work(1, context)
+    machine: Machine = probe(llm.target.device, llm.target.dtype)
+    return {
+        "plain_tokens_per_s": 1 / max(work.bytes / machine.bandwidth, work.flops / machine.peak_flops),
+        "context": context,
+        "bytes_per_token": work.bytes,
+        "bandwidth_bytes_per_s": machine.bandwidth,
+        "peak_flops_per_s": machine.peak_flops,
+    }
+
+
+def show(summary: Summary, facts: dict[str, Any], options: BenchOptions) -> None:
+    """Tables on stdout unless only JSON was asked for; notes on stderr."""
+    notes = Console(stderr=True)
+    if summary.partial:
+        turns = len({(r.prompt, r.turn) for r in summary.runs})
+        notes.print(f"Interrupted: the figures cover the {turns} turns that were finished before.")
+    if not summary.runs:
+        return
+    if not options.json:
+        print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"])
+    if options.out is not None:
+        notes.print(save_plots(summary.policies, options.out), soft_wrap=True)
