@@ -105,6 +105,7 @@ class KVCache(Cache):
         """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
         self.lengths[row] += tokens
 
+    @torch.inference_mode()
     def commit(self, row: int, path: Sequence[int]) -> None:
         """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
         start = self.lengths[row]

@@ -1,0 +1,36 @@
+"""Shared fixtures: an isolated cache folder, a tiny target, costs of known shape, a header with versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from draftwood.target import Target
+from tests.reference import tiny_target
+
+
+def pytest_report_header() -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU only"
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}, {device}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own cache."""
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """A random Llama in float64."""
+    return tiny_target()
+

@@ -1,0 +1,338 @@
+"""The promise: every drafter, under every policy, gives the target's own text. A new one joins the lists here.
+
+T = 0 and T > 0 are checked token for token in float64: a draw depends on (seed, position) alone, so the same seed
+must give the same tokens as plain decoding. That the tokens have the right distribution is a χ² test against the
+exact one, which two wrong acceptance rules must fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from draftwood import engine as engine_module
+from draftwood import registry
+from draftwood.accept import Draw, Verdict
+from draftwood.engine import Engine
+from draftwood.latency import LatencyModel, Machine
+from draftwood.sampling import Sampler, Sampling
+from draftwood.target import Target
+from draftwood.tree import Tree
+from tests.reference import Branching, Hostile, Noisy, Scripted, Truthful, plain_logits, tiny_target
+
+POLICIES = [
+    "autoregressive", "dflash", "ddtree:1", "ddtree:7", "ddtree:40", "beam:3x4", "caddtree", "caddtree:paper",
+    "bastion", "bastion:paper",
+]  # fmt: skip
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "greedy, penalty": Sampling(repetition_penalty=1.3),
+    "T = 1": Sampling(1.0, seed=3),
+    "T = 0.7, top-k, top-p": Sampling(0.7, top_k=20, top_p=0.9, seed=4),
+    "T = 1.3, min-p, penalty": Sampling(1.3, min_p=0.02, repetition_penalty=1.2, seed=5),
+}
+PROMPT = [(11 * i + 5) % 97 for i in range(13)]
+NEW = 40
+
+
+def latency_of(target: Target) -> LatencyModel:
+    """A machine on which wide trees are cheap, so that every policy drafts."""
+    return LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+
+
+def run(target: Target, drafter, policy: str, sampling: Sampling, **options) -> list[int]:
+    made = Engine(target, drafter, registry.policy(policy), latency_of(target))
+    steps = made.run(PROMPT, options.pop("new", NEW), sampling, **options)
+    return [token for step in steps for token in step.tokens]
+
+
+def plain(target: Target, sampling: Sampling, new: int = NEW) -> list[int]:
+    """Plain decoding by definition: the model's own forward over the whole text, one token at a time."""
+    sampler = Sampler(sampling, PROMPT)
+    for _ in range(new):
+        sampler.commit([sampler.draw(plain_logits(target, sampler.tokens)[-1])])
+    return sampler.tokens[len(PROMPT) :]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_sliding"])
+def family(request: pytest.FixtureRequest) -> Target:
+    return tiny_target(request.param)
+
+
+@pytest.fixture(scope="module")
+def truths(family: Target) -> dict[str, list[int]]:
+    return {name: plain(family, sampling) for name, sampling in SAMPLINGS.items()}
+
+
+def dflash_drafter(target: Target, truth: list[int]):
+    from tests.reference import tiny_dflash
+
+    return tiny_dflash(target)
+
+
+DRAFTERS: dict[str, Callable] = {
+    "truthful": lambda target, truth: Truthful("truthful", tap_layers=(0, 2), truth=truth),
+    "noisy": lambda target, truth: Noisy("noisy"),
+    "hostile": lambda target, truth: Hostile("hostile"),
+    "branching": lambda target, truth: Branching("branching"),
+    "ngram": lambda target, truth: registry.drafter("ngram", target),
+    "dflash": dflash_drafter,
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_the_targets_own(
+    family: Target, truths: dict[str, list[int]], drafter: str, policy: str, sampling: str
+) -> None:
+    truth = truths[sampling]
+    made = DRAFTERS[drafter](family, PROMPT + truth)
+    assert run(family, made, policy, SAMPLINGS[sampling]) == truth
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:7", "bastion"])
+def test_a_truthful_drafter_is_believed(family: Target, truths: dict[str, list[int]], policy: str) -> None:
+    """Equality alone would also hold if nothing were ever accepted."""
+    truth = truths["greedy"]
+    drafter = Truthful("truthful", truth=PROMPT + truth)
+    made = Engine(family, drafter, registry.policy(policy), latency_of(family))
+    rounds = [step.round for step in made.run(PROMPT, NEW) if step.round]
+    assert len(rounds) < NEW / 2 and sum(r.accepted for r in rounds) > NEW / 2
+    assert drafter.seen[0] == (PROMPT + truth)[: len(drafter.seen[0])], "the drafter must see the committed text"
+
+
+def test_drafter_state_covers_exactly_what_is_in_the_cache(family: Target) -> None:
+    drafter = Noisy("noisy", tap_layers=(1,))
+    made = Engine(family, drafter, registry.policy("ddtree:7"), latency_of(family))
+    for step in made.run(PROMPT, NEW):
+        if step.round:
+            assert len(drafter.seen[0]) == step.round.context + 1 + step.round.accepted
+
+
+# --- the distribution -----------------------------------------------------------------------------------------
+
+SMALL = 5  # tokens in the vocabulary; sequences of LENGTH tokens are counted
+LENGTH = 3
+DRAWS = 3000
+ALARM = 1e-4  # probability that a correct engine fails one of these tests
+SHAPED = Sampling(0.9, top_k=4, top_p=0.95, min_p=0.03, repetition_penalty=1.2)
+
+
+class Table:
+    """A target whose logits depend on the last two tokens: `Target` to the engine, a lookup underneath."""
+
+    name, context_limit, tap_layers, vocab_size = "table", 1000, (), SMALL
+
+    def __init__(self) -> None:
+        self.logits = torch.tensor(np.random.default_rng(1).normal(scale=1.2, size=(SMALL, SMALL, SMALL)))
+
+    def tap(self, layers) -> None: ...
+
+    def new_cache(self, capacity: int):
+        return TableCache()
+
+    def prefill(self, chunk: list[int], cache: TableCache, row: int):
+        cache.tokens.extend(chunk)
+        return _Result(self.logits[cache.tokens[-2], cache.tokens[-1]][None])
+
+    def plan(self, trees: list[Tree], cache: TableCache, rows):
+        return trees[0]
+
+    def verify(self, tree: Tree, cache: TableCache):
+        cache.pending = tree
+        before = [cache.tokens[-1] if p < 0 else int(tree.tokens[p]) for p in tree.parents]
+        return _Result(self.logits[torch.tensor(before), torch.from_numpy(tree.tokens)])
+
+    def work(self, n: int, context: int):
+        from draftwood.latency import Work
+
+        return Work(1.0, 1.0, 0)
+
+
+@dataclasses.dataclass
+class TableCache:
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    pending: Tree | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(self.tokens)]
+
+    def commit(self, row: int, path: list[int]) -> None:
+        self.tokens.extend(int(self.pending.tokens[i]) for i in (0, *path))
+
+
+@dataclasses.dataclass
+class _Result:
+    logits: torch.Tensor
+    taps: None = None
+
+
+START = [0, 1]
+
+
+def exact(target: Table, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence, by the chain rule."""
+    law: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(SMALL), repeat=LENGTH):
+        p = 1.0
+        for i, token in enumerate(text):
+            before = [*START, *text[:i]]
+            scores = Sampler(sampling, before).process(target.logits[before[-2], before[-1]])
+            p *= float(scores.softmax(-1)[token])
+        law[text] = p
+    return law
+
+
+def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Pearson's χ² with rare sequences pooled; impossible ones must not occur."""
+    draws = sum(counts.values())
+    assert all(law[text] > 0 for text in counts), "an impossible text came out"
+    common = [t for t, p in law.items() if p * draws >= 5]
+    rest = [t for t, p in law.items() if 0 < p * draws < 5]
+    cells = [[t] for t in common] + ([rest] if sum(law[t] for t in rest) * draws >= 5 else [])
+    statistic = sum(
+        (sum(counts[t] for t in cell) - (e := draws * sum(law[t] for t in cell))) ** 2 / e for cell in cells
+    )
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+class Marginal(Noisy):
+    """A block drafter of the small vocabulary: candidates from fixed, target-like marginals."""
+
+
+def sample(policy: str, sampling: Sampling) -> tuple[Counter[tuple[int, ...]], Table]:
+    target = Table()
+    drafter = Marginal("noisy", vocab=SMALL, max_depth=LENGTH)
+    made = Engine(target, drafter, registry.policy(policy), latency_of(target))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(DRAWS):
+        steps = made.run(START, LENGTH, dataclasses.replace(sampling, seed=seed))
+        counts[tuple(token for step in steps for token in step.tokens)] += 1
+    return counts, target
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), SHAPED], ids=["T = 1", "everything"])
+@pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:7", "bastion"])
+def test_sampled_texts_have_the_exact_distribution(policy: str, sampling: Sampling) -> None:
+    counts, target = sample(policy, sampling)
+    assert p_value(counts, exact(target, sampling)) > ALARM
+
+
+def argmax_along_the_path(sampler_draw: Draw, logits: Callable[[int], torch.Tensor], tree: Tree) -> Verdict:
+    """Wrong at T > 0: BASTION's released rule takes the target's argmax along the path and samples the bonus."""
+    node, path, accepted = 0, [], []
+    while True:
+        best = int(logits(node).argmax())
+        found = [i for i in range(1, len(tree) + 1) if tree.parents[i] == node and tree.tokens[i] == best]
+        if not found:
+            return Verdict(path, accepted, sampler_draw(node, accepted))
+        node = found[0]
+        path.append(node)
+        accepted.append(best)
+
+
+def ratio_of_masses(sampler_draw: Draw, logits: Callable[[int], torch.Tensor], tree: Tree) -> Verdict:
+    """Wrong: min(1, p / q) for children that were chosen by top-k, as if they had been drawn from q."""
+    rng = np.random.default_rng(abs(hash((sampler_draw(0, []), int(tree.tokens[0])))))
+    node, path, accepted = 0, [], []
+    while True:
+        p = logits(node).softmax(-1)
+        for i in [i for i in range(1, len(tree) + 1) if tree.parents[i] == node]:
+            q = tree.mass[i] / tree.mass[node]
+            if rng.random() < min(1.0, float(p[tree.tokens[i]]) / q):
+                node = i
+                path.append(i)
+                accepted.append(int(tree.tokens[i]))
+                break
+        else:
+            return Verdict(path, accepted, sampler_draw(node, accepted))
+
+
+@pytest.mark.parametrize("wrong", [argmax_along_the_path, ratio_of_masses])
+def test_a_wrong_acceptance_rule_fails(wrong: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative controls: the test above can tell."""
+
+    def accept(tree: Tree, draw: Draw) -> Verdict:
+        logits = draw.__closure__[[*draw.__code__.co_freevars].index("result")].cell_contents.logits
+        return wrong(draw, lambda node: logits[node], tree)
+
+    monkeypatch.setattr(engine_module, "accept", accept)
+    counts, target = sample("ddtree:7", Sampling(1.0))
+    assert p_value(counts, exact(target, Sampling(1.0))) < ALARM
+
+
+# --- lower precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:7", "bastion"])
+def test_in_bf16_every_token_is_the_targets_argmax_or_a_near_tie(policy: str) -> None:
+    """Kernels for 1 and for n rows round differently: judged by teacher forcing, not by equality of texts."""
+    target = tiny_target(dtype=torch.bfloat16)
+    text = run(target, Noisy("noisy", tap_layers=(1,)), policy, Sampling())
+    logits = plain_logits(target, PROMPT + text).float()[len(PROMPT) - 1 : -1]
+    gap = logits.max(-1).values - logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+    assert float(gap.max()) <= 2**-5 * float(logits.abs().max())  # four units in the last place of bf16
+
+
+# --- what engines must survive --------------------------------------------------------------------------------
+
+
+def test_stop_tokens_end_the_text_and_are_emitted(family: Target, truths: dict[str, list[int]]) -> None:
+    truth = truths["greedy"]
+    stop = truth[17]
+    expected = truth[: truth.index(stop) + 1]
+    drafter = Truthful("truthful", truth=PROMPT + truth)
+    for policy in POLICIES:
+        assert run(family, drafter, policy, Sampling(), stop_ids=frozenset({stop})) == expected
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_never_more_tokens_than_asked(family: Target, truths: dict[str, list[int]], new: int) -> None:
+    truth = truths["greedy"]
+    for policy in POLICIES:
+        assert run(family, Truthful("t", truth=PROMPT + truth), policy, Sampling(), new=new) == truth[:new]
+
+
+def test_the_context_window_ends_the_text() -> None:
+    target = tiny_target(max_position_embeddings=32)
+    assert len(run(target, Noisy("noisy"), "ddtree:40", Sampling(), new=100)) == 32 - len(PROMPT)
+
+
+def test_an_abandoned_run_leaves_nothing_behind(family: Target, truths: dict[str, list[int]]) -> None:
+    made = Engine(family, Noisy("noisy"), registry.policy("ddtree:7"), latency_of(family))
+    for rounds in (1, 2, 5):
+        abandoned = made.run(PROMPT, NEW)
+        list(itertools.islice(abandoned, rounds))
+        abandoned.close()
+        assert [t for step in made.run(PROMPT, NEW) for t in step.tokens] == truths["greedy"]
+
+
+def test_two_engines_take_turns(family: Target, truths: dict[str, list[int]]) -> None:
+    other = tiny_target("qwen2")
+    expected = plain(other, Sampling())
+    a = Engine(family, Noisy("noisy", tap_layers=(1,)), registry.policy("ddtree:7"), latency_of(family))
+    b = Engine(other, Noisy("noisy"), registry.policy("dflash"), latency_of(other))
+    texts: tuple[list[int], list[int]] = ([], [])
+    for one, two in itertools.zip_longest(a.run(PROMPT, NEW), b.run(PROMPT, NEW)):
+        for text, step in zip(texts, (one, two), strict=True):
+            text.extend(step.tokens if step else [])
+    assert texts == (truths["greedy"], expected)
+
+
+def test_masses_never_rise_in_what_is_verified(family: Target) -> None:
+    made = Engine(family, Noisy("noisy"), registry.policy("bastion"), latency_of(family))
+    for step in made.run(PROMPT, NEW):
+        if step.tree is not None:
+            tree = step.tree
+            assert (np.diff(tree.mass) <= 0).all()
+            assert (tree.mass[1:] <= tree.mass[tree.parents[1:]]).all() and math.isclose(tree.mass[0], 1)

@@ -1,0 +1,166 @@
+"""The target: trees through any family's own forward, equal to plain attention along each branch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood.errors import BadModel
+from draftwood.target import Target
+from draftwood.tree import Tree, chain_tree
+from tests.reference import FAMILIES, SHAPE, plain_logits, tiny_model, tiny_target
+
+PROMPT = [(7 * i + 3) % 97 for i in range(21)]
+
+
+# transformers computes the softmax of soft-capped attention in fp32 whatever the model's dtype
+CLOSE = {family: 1e-4 if family == "gemma2" else 1e-9 for family in FAMILIES}
+
+
+def random_tree(seed: int, size: int = 13) -> Tree:
+    rng = np.random.default_rng(seed)
+    parents = np.array([-1, *(int(rng.integers(0, i)) for i in range(1, size))])
+    depths = np.zeros(size, int)
+    for i in range(1, size):
+        depths[i] = depths[parents[i]] + 1
+    return Tree(rng.integers(0, 97, size), parents, depths, np.ones(size, np.float32))
+
+
+def prefilled(target: Target, tokens: list[int], chunk: int = 8):
+    cache = target.new_cache(capacity=4)
+    for at in range(0, len(tokens), chunk):
+        target.prefill(tokens[at : at + chunk], cache)
+    return cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tree_equals_plain_attention_along_each_branch(family: str) -> None:
+    target = tiny_target(family)
+    cache = prefilled(target, PROMPT)
+    for seed in range(2):
+        tree = random_tree(seed)
+        found = target.verify(target.plan([tree], cache), cache).logits
+        for node in range(len(tree) + 1):
+            branch = [int(tree.tokens[i]) for i in (0, *tree.path(node))]
+            expected = plain_logits(target, PROMPT + branch)[-1]
+            torch.testing.assert_close(found[node], expected, rtol=CLOSE[family], atol=CLOSE[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kv_after_commit_is_kv_recomputed(family: str) -> None:
+    target = tiny_target(family)
+    cache = prefilled(target, PROMPT)
+    tree = random_tree(3)
+    target.verify(target.plan([tree], cache), cache)
+    path = tree.path(int(tree.depths.argmax()))
+    assert path != list(range(1, 1 + len(path))), "the path must not be a prefix, or nothing is moved"
+    cache.commit(0, path)
+    text = PROMPT + [int(tree.tokens[i]) for i in (0, *path)]
+    fresh = prefilled(target, text)
+    assert cache.lengths == fresh.lengths == [len(text)]
+    for layer, truth in zip(cache.layers, fresh.layers, strict=True):
+        for found, expected in ((layer.keys, truth.keys), (layer.values, truth.values)):
+            torch.testing.assert_close(
+                found[:, :, : len(text)], expected[:, :, : len(text)], rtol=1e-9, atol=1e-9
+            )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_taps_are_the_hidden_states_after_each_layer(family: str) -> None:
+    target = tiny_target(family)
+    target.tap((0, 1))
+    cache = prefilled(target, PROMPT)
+    tree = chain_tree([5, 6, 7])
+    taps = target.verify(target.plan([tree], cache), cache).taps
+    with target.plain_transformers() as model, torch.inference_mode():
+        states = model(torch.tensor([[*PROMPT, 5, 6, 7]]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[1][0, -3:], states[2][0, -3:]], dim=-1)
+    torch.testing.assert_close(taps, expected, rtol=CLOSE[family], atol=CLOSE[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_head_turns_final_hidden_states_into_the_models_logits(family: str) -> None:
+    target = tiny_target(family)
+    with target.plain_transformers() as model, torch.inference_mode():
+        out = model(torch.tensor([PROMPT]), output_hidden_states=True)
+        torch.testing.assert_close(target.head(out.hidden_states[-1][0]), out.logits[0])
+
+
+def test_a_batch_of_trees_equals_single_trees() -> None:
+    target = tiny_target("qwen3_sliding")
+    prompts = [PROMPT, PROMPT[:5], PROMPT[::-1]]
+    trees = [random_tree(1), chain_tree([9]), random_tree(2, size=6)]
+    cache = target.new_cache(capacity=4, requests=3)
+    singles = []
+    for row, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
+        target.prefill(prompt, cache, row)
+        alone = prefilled(target, prompt)
+        singles.append(target.verify(target.plan([tree], alone), alone).logits)
+    together = target.verify(target.plan(trees, cache, rows=[0, 1, 2]), cache).logits
+    torch.testing.assert_close(together, torch.cat(singles), rtol=1e-9, atol=1e-9)
+
+
+def test_a_path_that_is_a_prefix_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    cache = prefilled(target, PROMPT)
+    target.verify(target.plan([chain_tree([1, 2, 3])], cache), cache)
+    monkeypatch.setattr(type(cache.layers[0]), "move", lambda *_: pytest.fail("moved"))
+    cache.commit(0, [1, 2])
+    assert cache.lengths == [len(PROMPT) + 3]
+
+
+def test_rewinding_forgets() -> None:
+    target = tiny_target()
+    cache = prefilled(target, PROMPT)
+    cache.rewind(0, 10)
+    found = target.verify(target.plan([chain_tree([4])], cache), cache).logits[0]
+    torch.testing.assert_close(found, plain_logits(target, [*PROMPT[:10], 4])[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_weights_give_the_same_choices(dtype: torch.dtype) -> None:
+    target = tiny_target(dtype=dtype)
+    cache = prefilled(target, PROMPT)
+    tree = random_tree(4)
+    before = target.verify(target.plan([tree], cache), cache).logits.float()
+    target.pack()
+    after = target.verify(target.plan([tree], cache), cache).logits.float()
+    torch.testing.assert_close(after, before, rtol=0.02, atol=0.02 * float(before.abs().max()))
+
+
+def test_the_model_is_given_back_as_it_was() -> None:
+    model = tiny_model()
+    ids = torch.tensor([PROMPT])
+    usual = model.config._attn_implementation
+    before = model(ids).logits
+    target = Target(model, "lent", tap_layers=(1,))
+    target.release()
+    assert model.config._attn_implementation == usual
+    torch.testing.assert_close(model(ids).logits, before)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def recurrent_model():
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SHAPE, state_size=4))
+
+
+def test_a_recurrent_model_is_refused_by_name() -> None:
+    with pytest.raises(BadModel, match="cannot be rewound"):
+        Target(recurrent_model(), "some-mamba")
+
+
+def test_a_model_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood.plan import Plan
+
+    monkeypatch.setattr(Plan, "mask", lambda *_: None)
+    with pytest.raises(BadModel, match="does not follow a tree mask"):
+        tiny_target()
+
+
+def test_running_our_attention_without_a_plan_is_refused() -> None:
+    target = tiny_target()
+    with pytest.raises(BadModel, match="without a plan"):
+        target.model(torch.tensor([PROMPT]))

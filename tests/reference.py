@@ -1,0 +1,210 @@
+"""Slow truths and scripted parts that the tests share: models made in code, drafters that know or do not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftwood.drafters.base import Request
+from draftwood.latency import Work
+from draftwood.target import Target
+from draftwood.tree import Lattice, Tree
+
+VOCAB = 97
+SHAPE = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=None, pad_token_id=None,
+)  # fmt: skip
+SLIDING = dict(sliding_window=8)
+
+# Every family runs its real transformers code on random weights.
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": dict(head_dim=16),
+    "mistral": SLIDING,
+    "gemma": dict(head_dim=8),
+    "gemma2": dict(**SLIDING, query_pre_attn_scalar=8, head_dim=8, final_logit_softcapping=5.0),
+    "gemma3_text": dict(**SLIDING, query_pre_attn_scalar=8, head_dim=8),
+    "phi": {},
+    "phi3": SLIDING,
+    "gpt_neox": {},
+    "gpt2": dict(n_embd=32, n_layer=3, n_head=4, n_positions=256),
+    "olmo2": {},
+    "cohere": dict(logit_scale=0.5),
+    "cohere2": SLIDING,
+    "granite": dict(logits_scaling=2.0),
+    "starcoder2": SLIDING,
+    "qwen3_sliding": dict(use_sliding_window=True, max_window_layers=1, **SLIDING),
+}
+
+
+def tiny_model(family: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0, **changes: object):
+    """A random model of a family, small enough to run in a millisecond, peaked enough to have opinions."""
+    torch.manual_seed(seed)
+    options = {**SHAPE, **FAMILIES[family], **changes}
+    config = AutoConfig.for_model(family.removesuffix("_sliding"), **options)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():  # the usual initialisation leaves logits nearly flat
+        for p in model.parameters():
+            if p.ndim == 2:
+                p.mul_(6)
+    return model
+
+
+def tiny_target(family: str = "llama", **options) -> Target:
+    return Target(tiny_model(family, **options), f"tiny-{family}")
+
+
+@torch.inference_mode()
+def plain_logits(target: Target, tokens: list[int]) -> torch.Tensor:
+    """The model's own logits [T, V], without cache, plan or our attention."""
+    with target.plain_transformers() as model:
+        return model(input_ids=torch.tensor([tokens], device=target.device)).logits[0]
+
+
+@dataclass
+class Scripted:
+    """A drafter whose lattice comes from a function of the tokens so far. Keeps what any drafter must keep."""
+
+    name: str
+    tap_layers: tuple[int, ...] = ()
+    max_depth: int = 6
+    seen: list[list[int]] = field(default_factory=list)
+
+    def open(self, capacity: int) -> list[int]:
+        self.seen.append([])
+        return self.seen[-1]
+
+    def extend(self, state: list[int], tokens: list[int], taps: torch.Tensor | None) -> None:
+        assert (taps is None) == (not self.tap_layers)
+        assert taps is None or len(taps) == len(tokens)
+        state.extend(tokens)
+
+    def rewind(self, state: list[int], length: int) -> None:
+        del state[length:]
+
+    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
+        return [self.propose([*r.state, r.root], r.width) for r in requests]
+
+    def propose(self, tokens: list[int], width: int) -> Lattice | Tree:
+        raise NotImplementedError
+
+    def work(self, context: int) -> Work:
+        return Work(0.0, 0.0, 1)
+
+
+def lattice(tokens: np.ndarray, logits: np.ndarray) -> Lattice:
+    """A proper lattice from candidate tokens and any scores: sorted, at most probability 1 a depth."""
+    logp = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    order = np.argsort(-logp, axis=1, kind="stable")
+    return Lattice(
+        np.take_along_axis(tokens, order, 1).astype(np.int64),
+        np.take_along_axis(logp, order, 1).astype(np.float32),
+    )
+
+
+@dataclass
+class Truthful(Scripted):
+    """Proposes a known text with high probability, among decoys; wrong at every `slip`-th position."""
+
+    truth: list[int] = field(default_factory=list)
+    vocab: int = VOCAB
+    slip: int = 5
+
+    def propose(self, tokens: list[int], width: int) -> Lattice:
+        depth, width = self.max_depth, min(width, 4)
+        rng = np.random.default_rng(len(tokens))
+        rows, scores = [], []
+        for d in range(depth):
+            at = len(tokens) + d
+            right = self.truth[at] if at < len(self.truth) else 0
+            others = [t for t in rng.permutation(self.vocab).tolist() if t != right][: width - 1]
+            best = 3.0 if (at % self.slip) else -3.0  # a slip: the right token is the least likely
+            rows.append([right, *others])
+            scores.append([best, *(-0.5 * k for k in range(1, width))])
+        return lattice(np.array(rows), np.array(scores))
+
+
+@dataclass
+class Noisy(Scripted):
+    """Random candidates with random scores."""
+
+    vocab: int = VOCAB
+
+    def propose(self, tokens: list[int], width: int) -> Lattice:
+        rng = np.random.default_rng([len(tokens), tokens[-1]])
+        width = min(width, self.vocab)
+        rows = np.stack([rng.permutation(self.vocab)[:width] for _ in range(self.max_depth)])
+        return lattice(rows, rng.normal(size=rows.shape))
+
+
+@dataclass
+class Hostile(Scripted):
+    """Sure of nonsense: one repeated token at probability 1, the rest impossible; now and then nothing at all."""
+
+    def propose(self, tokens: list[int], width: int) -> Lattice | Tree:
+        if len(tokens) % 3 == 0:
+            return Tree(np.array([tokens[-1]]), np.array([-1]), np.array([0]), np.ones(1, np.float32))
+        rows = np.stack([np.roll(np.arange(width), -(len(tokens) % width))] * self.max_depth)
+        logp = np.full(rows.shape, -np.inf, np.float32)
+        logp[:, 0] = 0.0
+        return Lattice(rows.astype(np.int64), logp)
+
+
+@dataclass
+class Branching(Scripted):
+    """Gives a tree itself: two continuations of fixed tokens with conditional masses."""
+
+    vocab: int = VOCAB
+
+    def propose(self, tokens: list[int], width: int) -> Tree:
+        a = (tokens[-1] + 1) % self.vocab
+        b = (tokens[-1] + 2) % self.vocab
+        return Tree(
+            np.array([tokens[-1], a, b, a, b, a]),
+            np.array([-1, 0, 0, 1, 1, 2]),
+            np.array([0, 1, 1, 2, 2, 2]),
+            np.array([1, 0.6, 0.3, 0.3, 0.2, 0.1], np.float32),
+        )
+
+
+def tiny_dflash(target: Target):
+    """A random drafter in DFlash's format for a tiny target, sharper than noise so that it proposes something."""
+    import json
+    import tempfile
+    from pathlib import Path
+
+    from safetensors.torch import save_file
+
+    from draftwood.drafters.dflash import DFlashDrafter
+
+    hidden, heads, kv, dim, inter, layers, taps = target.hidden_size, 4, 2, 8, 48, 2, [0, 2]
+    torch.manual_seed(1)
+    shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
+    for i in range(layers):
+        shapes |= {
+            f"layers.{i}.{name}": shape
+            for name, shape in {
+                "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+                "self_attn.q_proj": (heads * dim, hidden), "self_attn.k_proj": (kv * dim, hidden),
+                "self_attn.v_proj": (kv * dim, hidden), "self_attn.o_proj": (hidden, heads * dim),
+                "self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,), "mlp.gate_proj": (inter, hidden),
+                "mlp.up_proj": (inter, hidden), "mlp.down_proj": (hidden, inter),
+            }.items()
+        }  # fmt: skip
+    weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
+    config = dict(
+        architectures=["DFlashDraftModel"], model_type="qwen3", block_size=8, num_target_layers=target.num_layers,
+        dflash_config=dict(mask_token_id=96, target_layer_ids=taps), hidden_size=hidden, intermediate_size=inter,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
+        rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,
+        layer_types=["full_attention"] * layers,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        save_file(weights, Path(folder) / "model.safetensors")
+        return DFlashDrafter.load(folder, target)
