@@ -10,12 +10,11 @@ that is abandoned leaves nothing behind, and engines share nothing but the model
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from draftwood.acceptance import AcceptanceModel
@@ -24,7 +23,7 @@ from draftwood.cache import KVCache
 from draftwood.drafters.base import Drafter, Request
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
-from draftwood.policies.base import Costs, Policy
+from draftwood.policies.base import Policy
 from draftwood.sampling import Rule, Sampler, Sampling
 from draftwood.target import Target, Verified
 from draftwood.trace import Round
@@ -85,8 +84,11 @@ class Engine:
         drafter: Drafter | None,
         policy: Policy,
         latency: LatencyModel,
+        remember: Callable[[], None] = lambda: None,
     ) -> None:
+        """`remember` is called when a run ends, to keep what the latency model learned."""
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
+        self._remember = remember
         self._acceptance: dict[tuple[str, bool], AcceptanceModel] = {}
         target.tap(drafter.tap_layers if drafter else ())
 
@@ -109,13 +111,16 @@ class Engine:
         request = self._open(prompt, max_new_tokens, sampling, rule, policy)
         model = self._acceptance.setdefault((policy.name, sampling.greedy), AcceptanceModel())
         step = self._prefill(request)
-        while True:
-            step = _cut(step, request.remaining, stop_ids)
-            request.sampler.commit(step.tokens)
-            yield step
-            if request.remaining <= 0 or step.tokens[-1] in stop_ids:
-                return
-            step = self._round(request, policy, model)
+        try:
+            while True:
+                step = _cut(step, request.remaining, stop_ids)
+                request.sampler.commit(step.tokens)
+                yield step
+                if request.remaining <= 0 or step.tokens[-1] in stop_ids:
+                    return
+                step = self._round(request, policy, model)
+        finally:
+            self._remember()
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise BadInput for a request that cannot be served."""

@@ -16,7 +16,7 @@ from draftwood.assemble import build_engine
 from draftwood.embedded import EMBEDDED_DRAFTER, embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
-from draftwood.load import load_target, load_tokenizer
+from draftwood.loading import load_target, load_tokenizer
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampling
 from draftwood.text import TextStream
