@@ -109,6 +109,6 @@ def hub_loader(name: str) -> Loader:
     except ImportError:
         raise MissingExtra(
             f"The data set {name} is loaded with the package 'datasets', which is not installed; "
-            "run: pip install datasets"
+            "run: pip install draftwood[datasets]"
         ) from None
-    return load_dataset  # type: ignore[no-any-return]
+    return load_dataset

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from draftwood import registry
-from draftwood.bench.baseline import transformers_generate
+from draftwood.bench.baseline import Transformers
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, jsonable, summarize, what_if
 from draftwood.errors import BadInput
@@ -110,9 +110,10 @@ def measure(
     runs: list[Run] = []
     partial = False
     try:
-        warm_up(llm, prompts[0], methods, settings)
+        ask = Asker(llm, Transformers.beside(llm), settings)
+        warm_up(ask, prompts[0], methods)
         for index, prompt in enumerate(prompts):
-            for turn in conversation(llm, prompt, rotated(methods, index), settings, started):
+            for turn in conversation(ask, prompt, rotated(methods, index), started):
                 runs += turn
                 finished(turn)
     except KeyboardInterrupt:
@@ -120,8 +121,29 @@ def measure(
     return Summary.of(runs, methods, settings.seed, partial)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Asker:
+    """Both engines and what they are asked for."""
+
+    llm: LLM
+    transformers: Transformers
+    settings: Settings
+
+    def __call__(self, prompt: Prompt, turn: int, messages: Messages, method: str) -> Run:
+        """One method's answer to `messages`."""
+        # A first message is given as text, which a model without a chat template can continue.
+        question = messages[0]["content"] if len(messages) == 1 else messages
+        where = (prompt.id, prompt.dataset, turn, method)
+        size, heat, seed = self.settings.max_new_tokens, self.settings.temperature, self.settings.seed
+        if method == TRANSFORMERS:
+            theirs = self.transformers.generate(question, size, heat, seed)
+            return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
+        ours = self.llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=method)
+        return Run(*where, ours.text, len(ours.token_ids), ours.prefill_s, ours.decode_s, ours.rounds)
+
+
 def conversation(
-    llm: LLM, prompt: Prompt, methods: Sequence[str], settings: Settings, started: Started
+    ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started
 ) -> Iterator[list[Run]]:
     """The runs of each turn. Later turns follow plain decoding's answers, so that all read the same."""
     messages: Messages = []
@@ -130,22 +152,9 @@ def conversation(
         runs = {}
         for method in methods:
             started(prompt, method)
-            runs[method] = answer(llm, prompt, turn, messages, method, settings)
-        yield compared(runs, settings.temperature)
+            runs[method] = ask(prompt, turn, messages, method)
+        yield compared(runs, ask.settings.temperature)
         messages.append({"role": "assistant", "content": runs[PLAIN].text})
-
-
-def answer(llm: LLM, prompt: Prompt, turn: int, messages: Messages, method: str, settings: Settings) -> Run:
-    """One method's answer to `messages`."""
-    # A first message is given as text, which a model without a chat template can continue.
-    question = messages[0]["content"] if len(messages) == 1 else messages
-    where = (prompt.id, prompt.dataset, turn, method)
-    size, temperature, seed = settings.max_new_tokens, settings.temperature, settings.seed
-    if method == TRANSFORMERS:
-        theirs = transformers_generate(llm, question, size, temperature, seed)
-        return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
-    ours = llm.generate(question, max_new_tokens=size, temperature=temperature, seed=seed, policy=method)
-    return Run(*where, ours.text, len(ours.token_ids), ours.prefill_s, ours.decode_s, ours.rounds)
 
 
 def compared(runs: dict[str, Run], temperature: float) -> list[Run]:
@@ -161,11 +170,11 @@ def rotated(methods: Sequence[str], index: int) -> list[str]:
     return [*methods[first:], *methods[:first]]
 
 
-def warm_up(llm: LLM, prompt: Prompt, methods: Sequence[str], settings: Settings) -> None:
+def warm_up(ask: Asker, prompt: Prompt, methods: Sequence[str]) -> None:
     """One short answer of every method, not recorded: first calls allocate, compile and page in."""
-    short = replace(settings, max_new_tokens=min(WARMUP_TOKENS, settings.max_new_tokens))
+    short = replace(ask.settings, max_new_tokens=min(WARMUP_TOKENS, ask.settings.max_new_tokens))
     for method in methods:
-        answer(llm, prompt, 0, [{"role": "user", "content": prompt.turns[0]}], method, short)
+        replace(ask, settings=short)(prompt, 0, [{"role": "user", "content": prompt.turns[0]}], method)
 
 
 def check_policies(policies: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ def save_plots(policies: Policies, folder: Path) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "No plots: matplotlib is not installed (pip install matplotlib)."
+        return "No plots: matplotlib is not installed (pip install draftwood[bench])."
     for name, draw in (("speedup", draw_speedups), ("rounds", draw_rounds), ("widths", draw_widths)):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         draw(figure.subplots(), policies)

@@ -19,7 +19,7 @@ Interval = tuple[float, float] | None
 @contextmanager
 def progress_bar(runs: int) -> Iterator[Callable[[Prompt, str], None]]:
     """A bar on stderr; call what it yields before each of the `runs` runs."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("warming up", total=runs)
         done = iter(range(runs + 1))

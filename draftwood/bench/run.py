@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwood.probe import probe
 from rich.console import Console
 
 from draftwood.bench.environment import environment, peak_memory
@@ -18,7 +17,6 @@ from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
 from draftwood.bench.records import check_writable, recording, write_summary
 from draftwood.bench.report import print_tables, progress_bar
 from draftwood.bench.stats import Run
-from draftwood.latency import Machine
 from draftwood.llm import LLM, load
 from draftwood.sampling import Sampling
 
@@ -26,11 +24,10 @@ from draftwood.sampling import Sampling
 def run_bench(options: BenchOptions) -> dict[str, Any]:
     """Measure, print the tables and, as the last line of stdout, the summary; returns that summary.
 
-    After Ctrl-C everything finished so far is written and shown, and the summary says `"partial": true`.
-
     Raises
     ------
     BadInput, BadModel, MissingExtra: something cannot be used; nothing has been measured or written then.
+    KeyboardInterrupt: after Ctrl-C, once all that was finished is written and shown, marked as partial.
     """
     Sampling(temperature=options.temperature, seed=options.seed)  # refuses values that cannot be used
     check_policies(options.policies)
@@ -42,6 +39,8 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     write_summary(options.out, facts)
     show(summary, facts, options)
     print(json.dumps(facts, allow_nan=False), flush=True)
+    if summary.partial:
+        raise KeyboardInterrupt
     return facts
 
 
@@ -68,13 +67,13 @@ def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: 
 def ceiling(llm: LLM, context: int) -> dict[str, float]:
     """Roofline of plain decoding at `context` tokens: what bandwidth and peak arithmetic allow."""
     work = llm.target.work(1, context)
-    machine: Machine = probe(llm.target.device, llm.target.dtype)
+    machine = llm.engine.latency.machine
     return {
-        "plain_tokens_per_s": 1 / max(work.bytes / machine.bandwidth, work.flops / machine.peak_flops),
+        "plain_tokens_per_s": 1 / max(work.bytes / machine.bandwidth, work.flops / machine.peak),
         "context": context,
         "bytes_per_token": work.bytes,
         "bandwidth_bytes_per_s": machine.bandwidth,
-        "peak_flops_per_s": machine.peak_flops,
+        "peak_flops_per_s": machine.peak,
     }
 
 
@@ -89,4 +88,4 @@ def show(summary: Summary, facts: dict[str, Any], options: BenchOptions) -> None
     if not options.json:
         print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"])
     if options.out is not None:
-        notes.print(save_plots(summary.policies, options.out), soft_wrap=True)
+        notes.print(save_plots(summary.policies, options.out), soft_wrap=True, markup=False)

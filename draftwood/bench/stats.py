@@ -75,7 +75,8 @@ class MethodStats:
     latency_error: float  # median |log(predicted / measured)| of a round
 
     def to_json(self) -> dict[str, Any]:
-        return jsonable(asdict(self))  # type: ignore[no-any-return]
+        fields: dict[str, Any] = jsonable(asdict(self))
+        return fields
 
 
 def summarize(runs: Sequence[Run], methods: Sequence[str], seed: int = 0) -> dict[str, MethodStats]:

@@ -13,12 +13,14 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.bench import baseline, environment, hub, measure, prompts, records, report
+from draftwood.bench import environment, hub, measure, prompts, records, report
+from draftwood.bench.baseline import Transformers
 from draftwood.bench.measure import Settings, Summary
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, jsonable, summarize, what_if
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
+from draftwood.packing import PackedLinear, pack_linears
 from draftwood.trace import Round
 
 TREE = "ddtree:4"
@@ -159,11 +161,11 @@ class FakeLLM:
 
 
 @pytest.fixture(autouse=True)
-def scripted_transformers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    def fake(llm: FakeLLM, question: object, size: int, _temperature: float, _seed: int) -> SimpleNamespace:
-        return llm.answer(TRANSFORMERS, question, size)
+def scripted_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(llm: FakeLLM) -> SimpleNamespace:
+        return SimpleNamespace(generate=lambda question, size, *_: llm.answer(TRANSFORMERS, question, size))
 
-    monkeypatch.setattr(measure, "transformers_generate", fake)
+    monkeypatch.setattr(measure, "Transformers", SimpleNamespace(beside=beside))
 
 
 def some_prompts(count: int, turns: int = 1) -> list[Prompt]:
@@ -266,8 +268,13 @@ class TinyLLM:
             vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
         )
         self.model = LlamaForCausalLM(config).eval()
-        plain = lambda: nullcontext(self.model)  # noqa: E731
-        self.target = SimpleNamespace(device=torch.device("cpu"), plain_transformers=plain)
+        self.target = SimpleNamespace(
+            name="tiny",
+            device=self.model.device,
+            dtype=self.model.dtype,
+            model=self.model,
+            plain_transformers=lambda: nullcontext(self.model),
+        )
         self.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
         self.stop_ids: frozenset[int] = frozenset()
 
@@ -277,7 +284,7 @@ class TinyLLM:
 
 def test_generate_is_timed_from_the_first_token_and_greedy_at_temperature_zero() -> None:
     llm = TinyLLM()
-    made = baseline.transformers_generate(llm, "x", 6, 0.0, 0)  # type: ignore[arg-type]
+    made = Transformers.beside(llm).generate("x", 6, 0.0, 0)  # type: ignore[arg-type]
     ids = torch.tensor([llm.encode("x")])
     for _ in range(6):
         ids = torch.cat([ids, llm.model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
@@ -288,18 +295,31 @@ def test_generate_is_timed_from_the_first_token_and_greedy_at_temperature_zero()
 
 def test_generate_stops_where_the_other_methods_stop() -> None:
     llm = TinyLLM()
-    free = baseline.transformers_generate(llm, "x", 6, 0.0, 0).token_ids  # type: ignore[arg-type]
+    free = Transformers.beside(llm).generate("x", 6, 0.0, 0).token_ids  # type: ignore[arg-type]
     llm.stop_ids = frozenset([free[2]])
-    stopped = baseline.transformers_generate(llm, "x", 6, 0.0, 0).token_ids  # type: ignore[arg-type]
+    stopped = Transformers.beside(llm).generate("x", 6, 0.0, 0).token_ids  # type: ignore[arg-type]
     assert stopped == free[: free.index(free[2]) + 1]
 
 
 def test_generate_samples_by_seed_and_leaves_the_random_state_alone() -> None:
     llm = TinyLLM()
     state = torch.random.get_rng_state()
-    texts = [baseline.transformers_generate(llm, "x", 12, 2.0, seed).text for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    texts = [Transformers.beside(llm).generate("x", 12, 2.0, seed).text for seed in (1, 1, 2)]  # type: ignore[arg-type]
     assert texts[0] == texts[1] != texts[2]
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_packed_weights_are_not_what_users_have(tmp_path) -> None:
+    llm = TinyLLM()
+    llm.model.save_pretrained(tmp_path)
+    llm.target.name = str(tmp_path)
+    expected = Transformers.beside(llm).generate("x", 6).token_ids
+    pack_linears(llm.model)
+    if not any(isinstance(module, PackedLinear) for module in llm.model.modules()):
+        pytest.skip("this processor packs nothing")
+    outside = Transformers.beside(llm)
+    assert outside.copy is not None and outside.generate("x", 6).token_ids == expected
+    assert not any(isinstance(module, PackedLinear) for module in outside.copy.modules())
 
 
 # --- prompts ---------------------------------------------------------------------------------------------
@@ -425,7 +445,7 @@ def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_the_datasets_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(MissingExtra, match="pip install datasets"):
+    with pytest.raises(MissingExtra, match="draftwood\\[datasets"):
         prompts.load_prompts(["mbpp"])
 
 
