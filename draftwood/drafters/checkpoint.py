@@ -24,12 +24,14 @@ def checkpoint_folder(name: str) -> Path:
     """The local folder of `name`, a folder or a Hub repository (downloaded into its cache if need be)."""
     if not name:
         raise BadModel("No checkpoint was named; write dflash:FOLDER or dflash:OWNER/NAME.")
-    folder = Path(name).expanduser()
-    if folder.is_file():
-        raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
-    if folder.is_dir():
-        return folder
     try:
+        folder = Path(name).expanduser()
+        if folder.is_file():
+            raise BadModel(
+                f"The drafter {name} is a file; give the folder with config.json and the safetensors."
+            )
+        if folder.is_dir():
+            return folder
         return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX]))
     except (
         OSError,

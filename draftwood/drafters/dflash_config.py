@@ -165,7 +165,7 @@ def check_fits(config: DFlashConfig, name: str, target: Target) -> None:
 def _check_architecture(keys: _Keys) -> None:
     found = keys.get("architectures", [ARCHITECTURE])
     if not isinstance(found, list) or ARCHITECTURE not in found:
-        listed = ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+        listed = ", ".join(map(repr, found)) if isinstance(found, list) else repr(found)
         newer = " DFlash 2 adds convolutions and a candidate selector, which draftwood does not run yet."
         raise BadModel(
             f"{keys.name} is a checkpoint of {listed or 'no architecture'}, not of {ARCHITECTURE}."
