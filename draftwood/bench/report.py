@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from draftwood.bench.prompts import Prompt
-from draftwood.bench.stats import WHAT_IF_TAUS, MethodStats
+from draftwood.bench.stats import NAN, WHAT_IF_TAUS, MethodStats
+from draftwood.trace import VERBS
 
 Interval = tuple[float, float] | None
 
@@ -19,7 +21,8 @@ Interval = tuple[float, float] | None
 @contextmanager
 def progress_bar(runs: int) -> Iterator[Callable[[Prompt, str], None]]:
     """A bar on stderr; call what it yields before each of the `runs` runs."""
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("warming up", total=runs)
         done = iter(range(runs + 1))
@@ -52,14 +55,12 @@ def print_tables(
 
 def speed_table(policies: Mapping[str, MethodStats]) -> Table:
     prompts = max(stats.prompts for stats in policies.values())
-    table = Table(title=f"Decoding speed over {prompts} prompts; in brackets 95 % intervals")
-    columns = ("tokens/s", "with prefill", "× transformers", "× plain", "τ", "width", "identical")
-    add_columns(table, "method", columns)
+    columns = ("tokens/s", "× transformers", "× plain", "τ", "width", "identical")
+    table = new_table(f"Decoding speed over {prompts} prompts, with 95 % intervals", "method", columns)
     for name, s in policies.items():
         table.add_row(
             name,
             number(s.tokens_per_s, 1),
-            number(s.end_to_end_tokens_per_s, 1),
             ratio(s.speedup_vs_transformers, s.speedup_vs_transformers_interval),
             ratio(s.speedup_vs_plain, s.speedup_vs_plain_interval),
             number(s.tau, 2),
@@ -70,19 +71,25 @@ def speed_table(policies: Mapping[str, MethodStats]) -> Table:
 
 
 def round_table(policies: Mapping[str, MethodStats]) -> Table:
-    table = Table(title="What a round is made of: mean milliseconds by verb")
-    with_rounds = {name: s for name, s in policies.items() if s.verb_ms}
-    verbs = list(next(iter(with_rounds.values())).verb_ms) if with_rounds else []
-    add_columns(table, "method", (*verbs, "median round", "host", "latency error"))
-    for name, s in with_rounds.items():
-        cells = [number(s.verb_ms[verb], 2) for verb in verbs]
-        table.add_row(name, *cells, number(s.round_ms, 2), percent(s.host_share), percent(s.latency_error))
+    """Methods side by side; transformers has no rounds to tell of."""
+    table = new_table("Where the time goes", "", tuple(policies))
+
+    def row(name: str, cell: Callable[[MethodStats], str]) -> None:
+        table.add_row(name, *(cell(stats) for stats in policies.values()))
+
+    row("tokens/s with prefill", lambda s: number(s.end_to_end_tokens_per_s, 1))
+    row("first token, ms", lambda s: number(s.first_token_ms, 0))
+    row("round, median ms", lambda s: number(s.round_ms, 1))
+    for verb in VERBS:
+        row(f"{verb}, mean ms", lambda s, verb=verb: number(s.verb_ms.get(verb, NAN), 2))  # type: ignore[misc]
+    row("host share", lambda s: percent(s.host_share))
+    row("latency error", lambda s: percent(s.latency_error))
     return table
 
 
 def dataset_table(datasets: Mapping[str, Mapping[str, MethodStats]]) -> Table:
-    table = Table(title="By data set: × plain decoding, and τ")
-    add_columns(table, "data set", tuple(next(iter(datasets.values()))))
+    methods = tuple(next(iter(datasets.values())))
+    table = new_table("By data set: × plain decoding, and τ", "data set", methods)
     for name, row in datasets.items():
         table.add_row(name, *(f"{number(s.speedup_vs_plain, 2)} ({number(s.tau, 2)})" for s in row.values()))
     return table
@@ -90,8 +97,8 @@ def dataset_table(datasets: Mapping[str, Mapping[str, MethodStats]]) -> Table:
 
 def what_if_table(what_if: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:
     """The most frequent width of each method; all of them are in the summary."""
-    table = Table(title="Extrapolation: tokens/s (× plain) if the measured round emitted τ tokens")
-    add_columns(table, "method", ("width", "round ms", *(f"τ = {t}" for t in WHAT_IF_TAUS)))
+    title = "Extrapolation: tokens/s (× plain) if a measured round emitted τ"
+    table = new_table(title, "method", ("width", "round ms", *(f"τ = {t}" for t in WHAT_IF_TAUS)))
     for name, widths in what_if.items():
         width, row = max(widths.items(), key=lambda item: item[1]["rounds"])
         rates, gains = row["tokens_per_s"], row["speedup_vs_plain"]
@@ -100,10 +107,13 @@ def what_if_table(what_if: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Tab
     return table
 
 
-def add_columns(table: Table, first: str, rest: Sequence[str]) -> None:
-    table.add_column(first)
+def new_table(title: str, first: str, rest: Sequence[str]) -> Table:
+    """Narrow enough for a terminal of 80 columns; numbers to the right."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    table.add_column(first, no_wrap=True)
     for name in rest:
         table.add_column(name, justify="right")
+    return table
 
 
 def number(value: float, digits: int) -> str:
@@ -115,5 +125,5 @@ def percent(value: float) -> str:
 
 
 def ratio(value: float, interval: Interval) -> str:
-    bounds = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+    bounds = "" if interval is None else f" [{interval[0]:.2f}–{interval[1]:.2f}]"
     return f"{number(value, 2)}{bounds}"

@@ -54,11 +54,12 @@ def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions) -> Summary:
 def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: list[Run]) -> dict[str, Any]:
     """Everything that a figure must be read with."""
     contexts = sorted(r.context for run in runs for r in run.rounds) or [0]
+    dtype = str(llm.target.dtype).removeprefix("torch.")
     asked = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
     return {
         "ceiling": ceiling(llm, contexts[len(contexts) // 2]),
         "memory": peak_memory(),
-        "settings": {**asked, "target": llm.target.name, "dtype": str(llm.target.dtype)},
+        "settings": {**asked, "target": llm.target.name, "dtype": dtype},
         "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},
         "environment": environment(),
     }
