@@ -14,6 +14,7 @@ from math import exp, inf, log
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Round
 
@@ -177,31 +178,24 @@ class LatencyModel:
         self._costs.clear()
 
     def to_json(self) -> dict[str, object]:
-        """What was learned, for `from_json` in a later process with the same machine, target and drafter."""
+        """What was learned, for `restore` in a later process with the same machine, target and drafter."""
         return {
             "widths": WIDTHS.tolist(),
             "levels": [[level.value, level.seen] if level.seen else None for level in self._levels()],
         }
 
-    @classmethod
-    def from_json(
-        cls,
-        data: object,
-        machine: Machine,
-        verify_work: Callable[[int, int], Work],
-        draft_work: Callable[[int], Work] | None = None,
-    ) -> LatencyModel:
-        """A model that goes on from what `to_json` gave; a fresh one if `data` is anything else."""
-        model = cls(machine, verify_work, draft_work)
+    def restore(self, data: object) -> None:
+        """Go on from what `to_json` gave. Raises BadInput, changing nothing, if `data` is anything else."""
+        own = self._levels()
         known = (
             data.get("levels") if isinstance(data, dict) and data.get("widths") == WIDTHS.tolist() else None
         )
-        own = model._levels()
-        if isinstance(known, list) and len(known) == len(own) and all(map(_is_level, known)):
-            for level, values in zip(own, known, strict=True):
-                if values is not None:  # a head start, not the truth: few observations, and doubt
-                    level.value, level.seen, level.spread = values[0], min(values[1], HEAD_START), DOUBT
-        return model
+        if not isinstance(known, list) or len(known) != len(own) or not all(map(_is_level, known)):
+            raise BadInput("This is not a learned latency profile of this version; it will be learned anew.")
+        for level, values in zip(own, known, strict=True):
+            if values is not None:  # a head start, not the truth: few observations, and doubt
+                level.value, level.seen, level.spread = values[0], min(values[1], HEAD_START), DOUBT
+        self._costs.clear()
 
     def _levels(self) -> list[Level]:
         return [*self._verify.levels, *self._host.levels, self._draft, self._plain_host]

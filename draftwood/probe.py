@@ -1,0 +1,115 @@
+"""What this machine reaches: bandwidth, arithmetic and launch cost, measured in about two seconds.
+
+There is no table of processor or GPU names: a name says nothing about clocks, memory channels and neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from draftwood.latency import Machine
+from draftwood.packing import linear
+from draftwood.store import cached_file, read_json, write_json
+
+STREAM_BYTES = 256 << 20  # more weights than caches hold
+LAUNCHES = 1000
+BUDGET_S = 0.5  # seconds for each of the three measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Products large enough to reach the device's best, small enough for the budget."""
+
+    side: int  # rows and columns of one weight matrix
+    rows: int  # tokens of the product that measures arithmetic
+
+
+ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=4096, rows=4096)
+
+
+def probe(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Machine:
+    """Measure `device` in `dtype`, or read from `folder` what was measured before.
+
+    What is kept is found again under the same processor, dtype, torch version and thread count only.
+    """
+    name = machine_name(device, dtype)
+    file = cached_file(folder, "machine", name) if folder else None
+    if file and (known := _machine(read_json(file), name)):
+        return known
+    machine = measure(device, dtype)
+    if file:
+        with contextlib.suppress(OSError):  # a read-only cache costs two seconds at each start, nothing else
+            write_json(file, asdict(machine))
+    return machine
+
+
+@torch.inference_mode()
+def measure(device: torch.device, dtype: torch.dtype) -> Machine:
+    """Measure now. The weights are laid out as the target's are."""
+    sizes = ON_GPU if device.type == "cuda" else ON_CPU
+    matrix_bytes = sizes.side**2 * dtype.itemsize
+    layers = [
+        linear(torch.ones(sizes.side, sizes.side, device=device, dtype=dtype))
+        for _ in range(STREAM_BYTES // matrix_bytes)
+    ]
+    row, block = (torch.ones(rows, sizes.side, device=device, dtype=dtype) for rows in (1, sizes.rows))
+    one = torch.ones(1, device=device)
+    stream_s = _seconds(lambda: [layer(row) for layer in layers], device)
+    product_s = _seconds(lambda: layers[0](block), device)
+    launches_s = _seconds(lambda: [one.add_(1) for _ in range(LAUNCHES)], device)
+    return Machine(
+        machine_name(device, dtype),
+        peak=2 * sizes.rows * sizes.side**2 / product_s,
+        bandwidth=len(layers) * matrix_bytes / stream_s,
+        launch_s=launches_s / LAUNCHES,
+    )
+
+
+def machine_name(device: torch.device, dtype: torch.dtype) -> str:
+    """Everything that a measurement depends on, in one line."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {dtype}, torch {torch.__version__}"
+    return f"{_processor()}, {torch.get_num_threads()} threads, {dtype}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The best of as many runs as the budget allows: what else runs here can only slow a run down."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    end = time.perf_counter() + BUDGET_S
+    once()
+    times = [once()]
+    while time.perf_counter() < end:
+        times.append(once())
+    return min(times)
+
+
+def _machine(data: object, name: str) -> Machine | None:
+    """A kept measurement; None if the file holds anything else."""
+    figures = ("peak", "bandwidth", "launch_s")
+    if not isinstance(data, dict) or data.get("name") != name:
+        return None
+    if not all(isinstance(data.get(f), float) and data[f] > 0 for f in figures):
+        return None
+    return Machine(name, *(data[f] for f in figures))

@@ -1,0 +1,35 @@
+"""Small JSON files that are whole or absent: what was measured and learned, kept between processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+
+def cached_file(folder: Path, kind: str, identity: str) -> Path:
+    """One file for each `identity`; its name has a part for people and a hash that tells files apart."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:60].strip("-")
+    return folder / f"{kind}-{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
+
+
+def read_json(path: Path) -> object:
+    """The file's content; None if it is absent, unreadable or damaged."""
+    try:
+        content: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write atomically, making folders as needed. Raises OSError where the folder cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(content, file)
+    os.replace(file.name, path)
