@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def cached_file(folder: Path, kind: str, identity: str) -> Path:
@@ -16,13 +17,12 @@ def cached_file(folder: Path, kind: str, identity: str) -> Path:
     return folder / f"{kind}-{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
-def read_json(path: Path) -> object:
+def read_json(path: Path) -> Any:
     """The file's content; None if it is absent, unreadable or damaged."""
     try:
-        content: object = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content
 
 
 def write_json(path: Path, content: object) -> None:

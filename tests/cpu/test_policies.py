@@ -222,9 +222,24 @@ def test_dflash_is_a_chain_and_beam_a_beam() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["ddtree:x", "ddtree:0", "ddtree:-3", "ddtree:", "ddtree:1e9", "ddtree:9999999999", "ddtree:٣", "dflash:2.5",
-     "beam:4", "beam:4x", "beam:0x3", "beam:x", "caddtree:papr", "bastion:nan", "autoregressive:1"],
-)  # fmt: skip
+    [
+        "ddtree:x",
+        "ddtree:0",
+        "ddtree:-3",
+        "ddtree:",
+        "ddtree:1e9",
+        "ddtree:9999999999",
+        "ddtree:٣",
+        "dflash:2.5",
+        "beam:4",
+        "beam:4x",
+        "beam:0x3",
+        "beam:x",
+        "caddtree:papr",
+        "bastion:nan",
+        "autoregressive:1",
+    ],
+)
 def test_a_parameter_that_cannot_be_used_is_one_sentence(spec: str) -> None:
     with pytest.raises(BadInput, match=spec.split(":")[0]) as problem:
         registry.policy(spec)

@@ -1,0 +1,178 @@
+"""Masses become probabilities: what is learned brings expected and accepted lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.acceptance import TRIALS, AcceptanceModel
+from draftwood.grow import grow
+from draftwood.policies.base import Costs
+from draftwood.trace import Round
+from draftwood.tree import Lattice, Tree
+
+Truth = Callable[[np.ndarray, np.ndarray], np.ndarray]
+COSTS = Costs(1.0, 0.2, np.full(65, 0.05), 1 + 0.02 * np.arange(65))
+
+
+def a_tree(rng: np.random.Generator, n: int = 16) -> Tree:
+    """A best-first tree; some lattices are sharp, some flat."""
+    logits = rng.normal(size=(12, 30)) * rng.uniform(0.5, 4)
+    logp = -np.sort(-(logits - np.log(np.exp(logits).sum(1, keepdims=True))), axis=1)
+    return grow(Lattice(np.arange(360).reshape(12, 30), logp.astype(np.float32)), 0, n)
+
+
+def walk(tree: Tree, p: np.ndarray, rng: np.random.Generator) -> int:
+    """Accepted nodes of one walk in which node i is reached with probability p[i], the root with 1."""
+    node, accepted = 0, 0
+    while True:
+        children = np.flatnonzero(tree.parents == node)
+        chosen = np.searchsorted(np.cumsum(p[children]) / p[node], rng.uniform())
+        if chosen >= len(children):
+            return accepted
+        node, accepted = children[chosen], accepted + 1
+
+
+def a_round(tree: Tree, accepted: int = 0, drafted: bool = True) -> Round:
+    return Round(0, len(tree), drafted, tree.mass[1:], tree.depths[1:], accepted, {}, float("nan"))
+
+
+def train(model: AcceptanceModel, truth: Truth, rng: np.random.Generator, rounds: int = 400) -> None:
+    for _ in range(rounds):
+        tree = a_tree(rng)
+        p = np.append(1.0, truth(tree.mass[1:].astype(float), tree.depths[1:]))
+        model.observe(a_round(tree, walk(tree, p, rng)))
+
+
+TRUTHS: dict[str, Truth] = {
+    "mass ** 1.5": lambda mass, depth: mass**1.5,
+    "mass / 2": lambda mass, depth: mass / 2,
+    "0.7 for each depth": lambda mass, depth: mass * 0.7 ** (depth - 1),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_calibration_halves_the_error_of_the_expected_length(name: str) -> None:
+    rng, model, truth = np.random.default_rng(1), AcceptanceModel(), TRUTHS[name]
+    train(model, truth, rng)
+    raw, calibrated = 0.0, 0.0
+    for _ in range(100):
+        mass, depths = (a := a_tree(rng)).mass[1:], a.depths[1:]
+        right = truth(mass.astype(float), depths).sum()
+        raw += abs(mass.sum() - right)
+        calibrated += abs(model.calibrate(mass, depths).sum() - right)
+    assert calibrated < raw / 2
+
+
+def test_a_drafter_that_is_right_about_itself_is_left_alone() -> None:
+    rng, model = np.random.default_rng(2), AcceptanceModel()
+    train(model, lambda mass, depth: mass, rng)
+    tree = a_tree(rng)
+    calibrated = model.calibrate(tree.mass[1:], tree.depths[1:])
+    assert abs(calibrated.sum() - tree.mass[1:].sum()) < 0.15
+
+
+def test_a_new_model_believes_the_drafter() -> None:
+    tree = a_tree(np.random.default_rng(3))
+    np.testing.assert_allclose(
+        AcceptanceModel().calibrate(tree.mass[1:], tree.depths[1:]), tree.mass[1:], rtol=1e-5
+    )
+
+
+def test_a_change_of_text_is_followed() -> None:
+    rng, model = np.random.default_rng(4), AcceptanceModel()
+    train(model, lambda mass, depth: mass, rng)
+    train(model, lambda mass, depth: mass / 2, rng, rounds=600)
+    tree = a_tree(rng)
+    assert model.calibrate(tree.mass[1:], tree.depths[1:]).sum() < 0.7 * tree.mass[1:].sum()
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[AcceptanceModel, Tree]:
+    """A model after any outcomes, however unlikely, and a tree it has not seen."""
+    rng, model = np.random.default_rng(draw(st.integers(0, 2**32 - 1))), AcceptanceModel()
+    for accepted in draw(st.lists(st.integers(0, 12), max_size=40)):
+        tree = a_tree(rng, draw(st.sampled_from([0, 1, 8, 60])))
+        model.observe(a_round(tree, min(accepted, int(tree.depths.max())), draw(st.booleans())))
+    return model, a_tree(rng, 60)
+
+
+@given(histories())
+@settings(max_examples=40, deadline=None)
+def test_probabilities_never_rise_along_a_path_whatever_was_learned(
+    case: tuple[AcceptanceModel, Tree],
+) -> None:
+    model, tree = case
+    before = tree.mass.copy()
+    p = np.append(np.float32(1), model.calibrate(tree.mass[1:], tree.depths[1:]))
+    assert (p[1:] <= p[tree.parents[1:]]).all() and (p >= 0).all() and p.dtype == np.float32
+    assert np.array_equal(tree.mass, before)
+
+
+def test_masses_of_nothing_and_of_almost_nothing_are_harmless() -> None:
+    model = AcceptanceModel()
+    assert model.calibrate(np.zeros(0, np.float32), np.zeros(0, np.int64)).shape == (0,)
+    for mass in (0.0, 1e-45, 1e-38):
+        dim = Tree(np.arange(2), np.array([-1, 0]), np.arange(2), np.array([1, mass], np.float32))
+        model.observe(a_round(dim, accepted=1))
+        assert np.isfinite(model.calibrate(dim.mass[1:], dim.depths[1:])).all()
+    assert np.isfinite(model.weights).all()
+
+
+# --- the outlook ----
+
+
+def sure(n: int, mass: float) -> Tree:
+    """n children of the root, each of this mass."""
+    parents = np.array([-1] + [0] * n)
+    return Tree(np.arange(1 + n), parents, (parents >= 0) * 1, np.array([1.0] + [mass] * n, np.float32))
+
+
+def test_there_is_no_outlook_before_a_few_trials() -> None:
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        assert np.isnan(model.outlook(COSTS).gain)
+        model.observe(a_round(sure(4, 0.1)))
+    assert np.isfinite(model.outlook(COSTS).gain)
+
+
+def test_the_gain_is_tokens_per_second_over_plain_decodings() -> None:
+    model = AcceptanceModel()
+    model.weights[1] = 1.0
+    for _ in range(TRIALS + 20):
+        model.observe(a_round(sure(0, 0.0)))  # verifies nothing: one token for a draft and a step
+    assert model.outlook(COSTS).gain == pytest.approx(1 / (0.2 + 0.05 + 1))
+
+
+def test_a_good_drafter_has_a_gain_above_one_and_a_bad_one_below() -> None:
+    good, bad, rng = AcceptanceModel(), AcceptanceModel(), np.random.default_rng(5)
+    for _ in range(60):
+        tree = a_tree(rng)
+        good.observe(a_round(tree, accepted=min(3, int(tree.depths.max()))))
+        bad.observe(a_round(tree, accepted=0))
+    assert good.outlook(COSTS).gain > 1 > bad.outlook(COSTS).gain
+
+
+def test_idle_rounds_are_counted_and_one_look_after_a_long_pause_counts_much() -> None:
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        model.observe(a_round(sure(0, 0.0)))
+    low = model.outlook(COSTS).gain
+    for _ in range(50):
+        model.observe(a_round(sure(0, 0.0), drafted=False))
+    assert model.outlook(COSTS).idle == 50 and model.outlook(COSTS).gain == low
+    model.observe(a_round(sure(4, 0.25), accepted=1))  # expects 2 tokens; half of the way from 1 to 2
+    assert model.outlook(COSTS).idle == 0
+    assert model.outlook(COSTS).gain == pytest.approx(1.5 / (0.2 + 0.05 + 1 + 0.02 * 2), rel=1e-5)
+
+
+def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:
+    plain = Costs(1.0, 0.0, np.zeros(1), np.ones(1))
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        model.observe(a_round(sure(4, 0.1)))
+    assert np.isfinite(model.outlook(plain).gain)

@@ -1,0 +1,345 @@
+"""The latency model starts at the roofline, ends at what was measured, and shrugs at outliers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import BadInput
+from draftwood.latency import BUCKET, LatencyModel, Machine, Work
+from draftwood.offline_profile import (
+    ConvexCosts,
+    Profile,
+    fit_convex,
+    measure_profile,
+    nonnegative_least_squares,
+)
+from draftwood.probe import measure, probe
+from draftwood.store import cached_file, read_json, write_json
+from draftwood.trace import Round
+
+MACHINE = Machine("made up", peak=1e12, bandwidth=1e10, launch_s=1e-5)
+# Measured on a processor: flat, a jump at 4 and a step at 8 tokens, then compute-bound.
+TRUE_S = {1: 0.033, 2: 0.034, 4: 0.040, 8: 0.041, 16: 0.045, 32: 0.057, 64: 0.083, 128: 0.141}
+
+
+def verify_work(n_tokens: int, context: int) -> Work:
+    return Work(flops=2.7e8 * n_tokens, bytes=2.7e8 + 2e4 * context, launches=300)
+
+
+def draft_work(context: int) -> Work:
+    return Work(flops=4e8, bytes=2.4e7, launches=60)
+
+
+def model() -> LatencyModel:
+    return LatencyModel(MACHINE, verify_work, draft_work)
+
+
+def a_round(n: int, verify_s: float, drafted: bool = True, context: int = 100, host_s: float = 4e-4) -> Round:
+    seconds = {"choose": host_s, "verify": verify_s} | ({"draft": 0.007} if drafted else {})
+    return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), 0, seconds, float("nan"))
+
+
+def trained(widths: list[int], rounds: int = 40, noise: float = 0.03) -> LatencyModel:
+    latency, rng = model(), np.random.default_rng(0)
+    for i in range(rounds):
+        width = widths[i % len(widths)]
+        latency.observe(a_round(width - 1, TRUE_S[width] * np.exp(noise * rng.normal())))
+    return latency
+
+
+# --- the prior ------------------------------------------------------------------------------------
+
+
+def test_the_roofline_is_the_longer_of_arithmetic_and_memory_plus_launches() -> None:
+    assert MACHINE.seconds(Work(flops=2e12, bytes=1e10, launches=100)) == pytest.approx(2 + 1e-3)
+    assert MACHINE.seconds(Work(flops=1e12, bytes=3e10, launches=0)) == pytest.approx(3)
+
+
+def test_before_any_round_the_prior_is_believed() -> None:
+    costs = model().costs(127, 0)
+    for width in (1, 2, 48, 128):
+        assert costs.verify_s[width - 1] == pytest.approx(MACHINE.seconds(verify_work(width, BUCKET // 2)))
+    assert costs.draft_s == pytest.approx(MACHINE.seconds(draft_work(0)))
+    assert len(costs.verify_s) == len(costs.aux_s) == 128
+
+
+def test_a_longer_context_costs_more() -> None:
+    assert (model().costs(15, 8000).verify_s > model().costs(15, 100).verify_s).all()
+
+
+def test_a_round_is_the_sum_of_its_parts() -> None:
+    latency = trained([8, 32])
+    costs = latency.costs(64, 100)
+    for n in (0, 7, 20, 64):
+        assert latency.predict_round(n, 100, drafted=True) == pytest.approx(costs.round_s()[n])
+    assert latency.predict_round(0, 100, drafted=False) == pytest.approx(costs.plain_s)
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+def test_what_was_run_is_predicted_as_measured() -> None:
+    latency = trained([1, 2, 4, 8, 16, 32, 64, 128], rounds=200)
+    for width, seconds in TRUE_S.items():
+        assert latency.costs(127, 100).verify_s[width - 1] == pytest.approx(seconds, rel=0.05)
+    assert latency.costs(127, 100).draft_s == pytest.approx(0.007, rel=0.02)
+    assert latency.costs(127, 100).aux_s[31] == pytest.approx(4e-4, rel=0.02)
+
+
+def test_a_cliff_that_was_measured_stays() -> None:
+    latency = model()
+    for _ in range(20):
+        latency.observe(a_round(7, 0.060))
+        latency.observe(a_round(15, 0.030))  # faster although wider: kernels do that
+    verify = latency.costs(15, 100).verify_s
+    assert verify[15] < 0.6 * verify[7]
+
+
+def test_widths_between_two_knots_are_learned_too() -> None:
+    latency = model()
+    for _ in range(30):
+        latency.observe(a_round(39, 0.070))
+    assert latency.costs(64, 100).verify_s[39] == pytest.approx(0.070, rel=0.02)
+
+
+def test_widths_never_run_follow_their_neighbours() -> None:
+    """The prior is 4 times too fast here; what was learned at 8 to 32 must halve the error at 64."""
+    prior, learned = model().costs(63, 100).verify_s[63], trained([8, 16, 32]).costs(63, 100).verify_s[63]
+    assert abs(learned - TRUE_S[64]) < 0.5 * abs(prior - TRUE_S[64])
+
+
+def test_a_width_never_run_is_not_believed_cheaper_than_a_narrower_one_that_was() -> None:
+    latency = model()
+    for _ in range(20):
+        latency.observe(a_round(15, 0.5))
+    verify = latency.costs(511, 100).verify_s
+    assert (verify[15:] >= 0.99 * verify[15]).all()
+
+
+@pytest.mark.parametrize("factor", [0.1, 10, 1000])
+def test_one_outlier_barely_moves_anything(factor: float) -> None:
+    latency = trained([8, 16, 32])
+    before = latency.costs(64, 100)
+    latency.observe(replace_seconds(a_round(15, 0.045), factor))
+    after = latency.costs(64, 100)
+    np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.04)
+    np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.04)
+
+
+def replace_seconds(round: Round, factor: float) -> Round:
+    return replace(round, seconds={verb: factor * s for verb, s in round.seconds.items()})
+
+
+def test_a_bad_first_observation_is_forgotten() -> None:
+    latency = model()
+    latency.observe(a_round(15, 0.45))
+    for _ in range(15):
+        latency.observe(a_round(15, 0.045))
+    assert latency.costs(15, 100).verify_s[15] == pytest.approx(0.045, rel=0.1)
+
+
+def test_a_lasting_change_is_followed() -> None:
+    latency = trained([16])
+    for _ in range(60):
+        latency.observe(a_round(15, 0.090))
+    assert latency.costs(15, 100).verify_s[15] == pytest.approx(0.090, rel=0.05)
+
+
+def test_plain_rounds_do_not_teach_what_drafted_ones_cost() -> None:
+    latency = trained([8])
+    before = latency.costs(8, 100)
+    for _ in range(30):
+        latency.observe(a_round(0, 0.033, drafted=False, host_s=5e-5))
+    after = latency.costs(8, 100)
+    assert after.draft_s == before.draft_s and np.array_equal(after.aux_s, before.aux_s)
+    assert after.plain_s == pytest.approx(0.033 + 5e-5, rel=0.02)
+
+
+def test_a_drafter_that_counts_no_work_is_learned_from_its_time() -> None:
+    latency = LatencyModel(MACHINE, verify_work)
+    for _ in range(5):
+        latency.observe(a_round(7, 0.041))
+    assert latency.costs(8, 100).draft_s == pytest.approx(0.007, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(0, 600), st.floats(1e-6, 100), st.booleans()), max_size=25))
+@settings(max_examples=40, deadline=None)
+def test_costs_stay_positive_and_finite(history: list[tuple[int, float, bool]]) -> None:
+    latency = model()
+    for n, seconds, drafted in history:
+        latency.observe(a_round(n if drafted else 0, seconds, drafted))
+    costs = latency.costs(700, 100)
+    for array in (costs.verify_s, costs.aux_s, np.array([costs.plain_s, costs.draft_s])):
+        assert np.isfinite(array).all() and (array > 0).all()
+
+
+def test_a_learned_profile_survives_a_restart() -> None:
+    old, new = trained([8, 16, 32], rounds=60), model()
+    new.restore(json.loads(json.dumps(old.to_json())))
+    np.testing.assert_allclose(new.costs(127, 100).round_s(), old.costs(127, 100).round_s(), rtol=0.05)
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"widths": [1]}, "x", {"widths": None, "levels": 3}])
+def test_a_damaged_profile_is_refused_and_changes_nothing(data: object) -> None:
+    latency = model()
+    with pytest.raises(BadInput, match="learned"):
+        latency.restore(data)
+    broken = trained([8]).to_json() | {"levels": [["x", 1.0]] * 44}
+    with pytest.raises(BadInput):
+        latency.restore(broken)
+    assert np.array_equal(latency.costs(9, 0).verify_s, model().costs(9, 0).verify_s)
+
+
+# --- the offline profile --------------------------------------------------------------------------
+
+
+def profile() -> Profile:
+    return measure_profile(
+        lambda width, context: TRUE_S[width] + 1e-6 * context * width,
+        0.007,
+        "made up",
+        {"torch": "9"},
+        tuple(TRUE_S),
+        (0, 1000),
+    )
+
+
+def test_measuring_takes_medians_and_reports_progress() -> None:
+    calls: list[tuple[int, int]] = []
+    seconds = iter([9.0, 1.0, 7.0, 2.0] * 6)
+    done: list[tuple[int, int]] = []
+
+    def forward(width: int, context: int) -> float:
+        calls.append((width, context))
+        return next(seconds)
+
+    taken = measure_profile(
+        forward, 0.1, "m", {}, (1, 2, 4), (0, 8), repeats=3, progress=lambda d, of: done.append((d, of))
+    )
+    assert taken.seconds == ((2.0, 2.0),) * 3  # the median of 1, 7 and 2: the first call warms up
+    assert calls == [(w, c) for c in (0, 8) for w in (1, 2, 4) for _ in range(4)]
+    assert done == [(i, 6) for i in range(1, 7)]
+
+
+@given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=14))
+def test_the_fit_never_falls_and_is_convex(seconds: list[float]) -> None:
+    widths = np.cumsum(1 + np.arange(len(seconds))).astype(float)
+    slopes = np.diff(fit_convex(widths, np.array(seconds))) / np.diff(widths)
+    assert (slopes >= -1e-9).all() and (np.diff(slopes) >= -1e-9).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=10))
+def test_the_fit_leaves_a_convex_curve_alone(slopes: list[float]) -> None:
+    widths = np.arange(1.0, 2 + len(slopes))
+    curve = 0.5 + np.concatenate([[0], np.cumsum(np.sort(slopes))])
+    np.testing.assert_allclose(fit_convex(widths, curve), curve, atol=1e-7)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 10))
+def test_nonnegative_least_squares_is_optimal(seed: int, rows: int, columns: int) -> None:
+    """Karush, Kuhn and Tucker: no free weight wants to move, none at 0 wants to rise."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    x = nonnegative_least_squares(a, b)
+    downhill = a.T @ (b - a @ x)
+    assert (x >= 0).all() and (downhill <= 1e-8).all() and np.abs(downhill[x > 0]).max(initial=0) <= 1e-8
+
+
+def test_convex_costs_interpolate_between_contexts_and_go_on_beyond_widths() -> None:
+    convex = ConvexCosts.of(profile())
+    near, middle, far = (convex.costs(255, c) for c in (0, 500, 1000))
+    np.testing.assert_allclose(middle.verify_s, (near.verify_s + far.verify_s) / 2)
+    assert np.array_equal(convex.costs(255, 10**6).verify_s, far.verify_s)
+    assert near.verify_s[255] == pytest.approx(
+        near.verify_s[127] + 128 * (near.verify_s[127] - near.verify_s[63]) / 64
+    )
+    assert near.draft_s == 0.007 and near.plain_s == near.verify_s[0] and not near.aux_s.any()
+    assert (np.diff(near.verify_s, n=2) >= -1e-12).all()
+
+
+def test_a_profile_is_saved_and_loaded(tmp_path: Path) -> None:
+    assert Profile.load(tmp_path / "none.json") is None
+    profile().save(tmp_path / "new folder" / "p.json")
+    assert Profile.load(tmp_path / "new folder" / "p.json") == profile()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": [[1.0]]},
+        {"widths": "x"},
+        {"contexts": [1000, 0]},
+        {"draft_s": None},
+        {"versions": 3},
+        {"seconds": None},
+    ],
+)
+def test_a_damaged_offline_profile_is_one_sentence(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "p.json"
+    profile().save(path)
+    write_json(path, read_json(path) | change)
+    with pytest.raises(BadInput, match=r"p\.json is not a profile.*calibrate"):
+        Profile.load(path)
+    path.write_text("{")
+    with pytest.raises(BadInput):
+        Profile.load(path)
+
+
+# --- the probe and its cache ----------------------------------------------------------------------
+
+
+def test_files_are_whole_or_absent(tmp_path: Path) -> None:
+    file = cached_file(tmp_path / "deep", "machine", "A/B: c")
+    assert read_json(file) is None and "/" not in file.name
+    assert file != cached_file(tmp_path / "deep", "machine", "A/B: d")
+    write_json(file, {"x": 1})
+    assert read_json(file) == {"x": 1} and [f.name for f in file.parent.iterdir()] == [file.name]
+
+
+@pytest.fixture
+def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe of milliseconds: the same code on small matrices."""
+    from draftwood import probe as module
+
+    monkeypatch.setattr(module, "ON_CPU", module.Sizes(side=64, rows=8))
+    monkeypatch.setattr(module, "STREAM_BYTES", 1 << 16)
+    monkeypatch.setattr(module, "BUDGET_S", 0.002)
+
+
+@pytest.mark.usefixtures("small_probe")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_probe_measures_something_for_every_figure(dtype: torch.dtype) -> None:
+    machine = measure(torch.device("cpu"), dtype)
+    assert min(machine.peak, machine.bandwidth, machine.launch_s) > 0
+    assert str(dtype) in machine.name and torch.__version__ in machine.name
+
+
+@pytest.mark.usefixtures("small_probe")
+def test_a_machine_is_measured_once_and_again_when_its_file_is_damaged(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    first = probe(cpu, torch.float32, tmp_path)
+    assert probe(cpu, torch.float32, tmp_path) == first
+    (file,) = tmp_path.iterdir()
+    for damage in (
+        "{",
+        "[]",
+        json.dumps({"name": first.name, "peak": -1.0, "bandwidth": 1.0, "launch_s": 1.0}),
+    ):
+        file.write_text(damage)
+        assert probe(cpu, torch.float32, tmp_path).peak > 0
+    probe(cpu, torch.float64, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("small_probe")
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert probe(torch.device("cpu"), torch.float32, tmp_path / "file" / "below").peak > 0
