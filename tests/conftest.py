@@ -29,6 +29,12 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path_factory.mktemp("home")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny products are slower on several threads, and far slower where those compete with other work."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
     """A random Llama in float64."""
