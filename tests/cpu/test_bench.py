@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwood.bench import environment, hub, measure, prompts, records, report
+from draftwood.bench import environment, hub, measure, prompts, records, report, run
 from draftwood.bench.baseline import Transformers
 from draftwood.bench.measure import Settings, Summary
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, jsonable, summarize, what_if
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
+from draftwood.latency import Machine, Work
 from draftwood.packing import PackedLinear, pack_linears
 from draftwood.trace import Round
 
@@ -141,7 +142,12 @@ class FakeLLM:
     def __init__(self, texts: dict[str, str] | None = None, interrupt_at: int | None = None) -> None:
         self.texts, self.interrupt_at = texts or {}, interrupt_at
         self.asked: list[tuple[str, object]] = []
-        self.target = SimpleNamespace(name="fake", context_limit=200)
+        work = Work(flops=2e9, bytes=1e9, launches=7)
+        self.target = SimpleNamespace(
+            name="fake", context_limit=400, dtype=torch.float32, work=lambda tokens, context: work
+        )
+        machine = Machine("here", peak=1e12, bandwidth=2e10, launch_s=1.0)
+        self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine))
 
     def encode(self, prompt: object) -> list[int]:
         return [1] * len(str(prompt).split())
@@ -238,8 +244,8 @@ def test_an_unknown_policy_and_a_prompt_without_room_are_refused_before_any_work
     llm = FakeLLM()
     with pytest.raises(BadInput, match="ddtree"):
         measure.measure(llm, some_prompts(1), ["ddtre:4"])  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"Prompt p0 .* window of 200"):
-        measure.measure(llm, some_prompts(1, turns=2), [TREE], Settings(120))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"Prompt p0 .* window of 400"):
+        measure.measure(llm, some_prompts(1, turns=2), [TREE], Settings(200))  # type: ignore[arg-type]
     assert llm.asked == []
 
 
@@ -254,6 +260,51 @@ def test_the_tables_show_every_method() -> None:
     report.print_tables(console, summary.policies, summary.datasets, summary.what_if, ceiling)
     text = console.export_text()
     assert all(name in text for name in METHODS) and "6/6" in text and "4.00" in text
+
+
+# --- the whole command ------------------------------------------------------------------------------------
+
+
+def test_the_last_line_of_stdout_is_the_summary(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM())
+    returned = run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=4, out=tmp_path))
+    printed = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert printed == json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(returned))
+    wanted = {*measure.HEADLINES, "end_to_end_tokens_per_s", "widths", "verb_ms", "host_share"}
+    assert set(printed["policies"]) == set(METHODS) and wanted <= set(printed["policies"][TREE])
+    assert printed["ceiling"]["plain_tokens_per_s"] == pytest.approx(2e10 / 1e9)
+    assert printed["prompt_set"] == {"prompts": 4, "sha256": prompts.fingerprint(prompts.load_prompts([], 4))}
+    assert {"settings", "environment", "memory", "what_if", "datasets"} <= set(printed)
+
+
+def test_json_alone_leaves_stdout_to_one_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM())
+    run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=1, json=True))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_an_interrupted_command_writes_what_it_has_and_passes_the_interrupt_on(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM(interrupt_at=3 + 3 + 2))
+    with pytest.raises(KeyboardInterrupt):
+        run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=4, out=tmp_path))
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["partial"] and written["policies"][TREE]["prompts"] == 1
+    assert "Interrupted" in capsys.readouterr().err
+
+
+def test_mistakes_are_found_before_a_model_is_loaded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: pytest.fail("loaded a model"))
+    (tmp_path / "file").write_text("")
+    for options in (
+        {"policies": ["bastian"]},
+        {"out": tmp_path / "file"},
+        {"prompts": [str(tmp_path / "absent.jsonl")]},
+        {"temperature": float("nan")},
+    ):
+        with pytest.raises(BadInput):
+            run.run_bench(BenchOptions(**options))
 
 
 # --- the outside baseline --------------------------------------------------------------------------------
