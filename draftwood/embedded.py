@@ -134,7 +134,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     # Older releases read the end-of-text token wrongly; the model's own is right in all of them.
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     tokenizer.clean_up_tokenization_spaces = False  # text must come back as the tokens spell it
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

