@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
-import re
-import tempfile
-from pathlib import Path
 
 from draftwood import registry
 from draftwood.config import config
-from draftwood.drafters.base import Drafter
 from draftwood.engine import Engine
-from draftwood.latency import LatencyModel, Machine
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel
+from draftwood.offline import offline_file
+from draftwood.offline_profile import ConvexCosts, Profile
 from draftwood.policies.base import Policy
 from draftwood.probe import probe
+from draftwood.store import cached_file, read_json, write_json
 from draftwood.target import Target
 
 
@@ -31,24 +28,16 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
     folder = config().profiles
     machine = probe(target.device, target.dtype, folder)
     latency = LatencyModel(machine, target.work, drafter.work if drafter else None)
-    path = profile_path(folder, machine, target, drafter)
-    with contextlib.suppress(OSError, ValueError):  # absent or damaged: learned anew
-        latency.restore(json.loads(path.read_text()))
-    return Engine(target, drafter, policy, latency, lambda: save_profile(path, latency))
+    identity = f"{target.name}|{drafter.name if drafter else 'none'}|{target.dtype}|{machine.name}"
+    learned = cached_file(folder, "learned", identity)
+    with contextlib.suppress(BadInput):  # absent or damaged: learned anew
+        latency.restore(read_json(learned))
 
+    def remember() -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # a read-only cache folder costs the learned profile and nothing else
+            write_json(learned, latency.to_json())
 
-def profile_path(folder: Path, machine: Machine, target: Target, drafter: Drafter | None) -> Path:
-    """One file per (machine, target, dtype, drafter); the readable part is for people, the hash for identity."""
-    drafter_name = drafter.name if drafter else "none"
-    identity = f"{machine.name}|{target.name}|{target.dtype}|{target.device.type}|{drafter_name}"
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(target.name).name)[:60]
-    return folder / f"learned-{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
-
-
-def save_profile(path: Path, latency: LatencyModel) -> None:
-    """Write atomically; a read-only cache folder costs the learned profile and nothing else."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump(latency.to_json(), file)
-        os.replace(file.name, path)
+    profile = Profile.load(offline_file(target, drafter, machine))
+    return Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)

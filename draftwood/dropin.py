@@ -43,7 +43,9 @@ class CustomGenerate:
     ) -> Any:
         """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
         if input_ids.shape[0] != 1:
-            raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
+            raise BadInput(
+                f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}."
+            )
         engine = self._engine_of(model)
         sampling = Sampling()
         if generation_config.do_sample:  # the processors already hold temperature, top-k and the rest

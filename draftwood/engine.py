@@ -17,13 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-from draftwood.acceptance import AcceptanceModel
 from draftwood.accept import Verdict, accept
+from draftwood.acceptance import AcceptanceModel
 from draftwood.cache import KVCache
 from draftwood.drafters.base import Drafter, Request
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
-from draftwood.policies.base import Policy
+from draftwood.offline_profile import ConvexCosts
+from draftwood.policies.base import Costs, Outlook, Policy
 from draftwood.sampling import Rule, Sampler, Sampling
 from draftwood.target import Target, Verified
 from draftwood.trace import Round
@@ -72,7 +73,7 @@ class _Clock:
     def __call__(self, verb: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[verb] = time.perf_counter() - start
+        self.seconds[verb] = self.seconds.get(verb, 0.0) + time.perf_counter() - start
 
 
 class Engine:
@@ -84,11 +85,12 @@ class Engine:
         drafter: Drafter | None,
         policy: Policy,
         latency: LatencyModel,
+        offline: ConvexCosts | None = None,
         remember: Callable[[], None] = lambda: None,
     ) -> None:
-        """`remember` is called when a run ends, to keep what the latency model learned."""
+        """`offline` prices policies that need convex costs; `remember` is called when a run ends."""
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
-        self._remember = remember
+        self._offline, self._remember = offline, remember
         self._acceptance: dict[tuple[str, bool], AcceptanceModel] = {}
         target.tap(drafter.tap_layers if drafter else ())
 
@@ -136,7 +138,12 @@ class Engine:
             )
 
     def _open(
-        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, rule: Rule | None, policy: Policy
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        rule: Rule | None,
+        policy: Policy,
     ) -> _Request:
         self.check(prompt, max_new_tokens)
         end = min(self.target.context_limit, len(prompt) + max_new_tokens)
@@ -158,12 +165,13 @@ class Engine:
         start = time.perf_counter()
         clock = _Clock()
         context = request.cache.lengths[request.row]
-        costs = self.latency.costs(policy.n_max, context)
-        drafts = self.drafter is not None and request.remaining > 1 and policy.drafts(model.outlook(costs))
+        with clock("choose"):
+            costs = self._costs(policy, context)
+            drafts = self._drafts(request, policy, model.outlook(costs))
         tree = self._draft(request, policy, clock) if drafts else root_only(request.root)
         with clock("choose"):
-            n = policy.choose(model.calibrate(tree.mass[1:], tree.depths[1:]), costs) if drafts else 0
-            tree = tree[:n]
+            mass, depths = tree.mass[1:], tree.depths[1:]
+            tree = tree[: policy.choose(model.calibrate(mass, depths) if policy.calibrated else mass, costs)]
         with clock("verify"):
             plan = self.target.plan([tree], request.cache, [request.row])
             result = self.target.verify(plan, request.cache)
@@ -174,12 +182,26 @@ class Engine:
             self._commit(request, verdict, result)
         with clock("observe"):
             record = Round(
-                context, n, drafts, tree.mass[1:], tree.depths[1:], len(verdict.path), clock.seconds,
-                self.latency.predict_round(n, context, drafts),
+                context,
+                len(tree),
+                drafts,
+                tree.mass[1:],
+                tree.depths[1:],
+                len(verdict.path),
+                clock.seconds,
+                self.latency.predict_round(len(tree), context, drafts),
             )
             self.latency.observe(record)
             model.observe(record)
         return Step(verdict.tokens, tree, verdict.path, record, time.perf_counter() - start)
+
+    def _costs(self, policy: Policy, context: int) -> Costs:
+        if policy.convex and self._offline:
+            return self._offline.costs(policy.n_max, context)
+        return self.latency.costs(policy.n_max, context)
+
+    def _drafts(self, request: _Request, policy: Policy, outlook: Outlook) -> bool:
+        return self.drafter is not None and request.remaining > 1 and policy.drafts(outlook)
 
     def _draft(self, request: _Request, policy: Policy, clock: _Clock) -> Tree:
         assert self.drafter is not None

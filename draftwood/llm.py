@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +108,12 @@ class Stream:
     """
 
     def __init__(
-        self, steps: Iterator[Step], text: TextStream, stop_ids: frozenset[int], prompt_tokens: int, policy: str
+        self,
+        steps: Iterator[Step],
+        text: TextStream,
+        stop_ids: frozenset[int],
+        prompt_tokens: int,
+        policy: str,
     ) -> None:
         self._steps, self._text, self._stop_ids = steps, text, stop_ids
         self._prompt_tokens, self._policy = prompt_tokens, policy
@@ -138,8 +142,14 @@ class Stream:
     def generation(self) -> Generation:
         seen = self._seen
         return Generation(
-            "".join(seen.texts), list(seen.token_ids), self._prompt_tokens, seen.reason, self._policy,
-            list(seen.rounds), seen.prefill_s, seen.decode_s,
+            "".join(seen.texts),
+            list(seen.token_ids),
+            self._prompt_tokens,
+            seen.reason,
+            self._policy,
+            list(seen.rounds),
+            seen.prefill_s,
+            seen.decode_s,
         )
 
     def _iterate(self) -> Iterator[Piece]:
@@ -190,7 +200,9 @@ class LLM:
             raise BadInput("The prompt is empty; give some text to continue or to answer.")
         if raw or self.tokenizer.chat_template is None:
             if not isinstance(prompt, str) or system is not None:
-                raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
+                raise BadInput(
+                    "Messages and system prompts need a chat template; give plain text without --system."
+                )
             return list(self.tokenizer(prompt).input_ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
@@ -11,6 +12,8 @@ from draftwood.tree import Floats, Lattice, Tree, root_only
 
 @dataclass(frozen=True, slots=True)
 class Autoregressive:
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
     name: str = "autoregressive"
     n_max: int = 0
     width: int = 0

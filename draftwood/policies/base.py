@@ -55,6 +55,16 @@ class Policy(Protocol):
         """Candidates per depth (K) that it wants from a drafter."""
         ...
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether `choose` gets masses calibrated by experience; the papers' rules get the drafter's own."""
+        ...
+
+    @property
+    def convex(self) -> bool:
+        """Whether it needs a convex cost curve: it gets the offline profile where there is one."""
+        ...
+
     def drafts(self, outlook: Outlook) -> bool:
         """Whether to run the drafter this round."""
         ...
@@ -64,5 +74,5 @@ class Policy(Protocol):
         ...
 
     def choose(self, mass: Floats, costs: Costs) -> int:
-        """How many of the `len(mass)` nodes to verify; `mass` [N] excludes the root and is calibrated."""
+        """How many of the `len(mass)` nodes to verify; `mass` [N] excludes the root."""
         ...

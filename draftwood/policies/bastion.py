@@ -7,6 +7,7 @@ drafter. `bastion:paper` is the authors' released stopping rule, for comparison.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from draftwood.tree import Floats, Lattice, Tree
 @dataclass(frozen=True, slots=True)
 class Bastion:
     """The smallest n with the largest (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n))."""
+
+    calibrated: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
@@ -70,6 +74,9 @@ class BastionPaper:
 
     Tokens include the root. The result is cut to a multiple of 32 tokens; a smaller tree is verified whole.
     """
+
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
 
     name: str = "bastion:paper"
     n_max: int = 1024  # the authors allow 8192, which a batch of one never comes near

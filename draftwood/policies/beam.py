@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftwood.errors import BadInput
 from draftwood.grow import beam
@@ -14,6 +15,9 @@ from draftwood.tree import Floats, Lattice, Tree
 @dataclass(frozen=True, slots=True)
 class Beam:
     """`beam:4x15`: at each of 15 depths the 4 likeliest children (BASTION, arXiv 2605.29727, fig. 5)."""
+
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
 
     width: int = 4
     depth: int = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,9 @@ class CaDDTree:
     tree of n nodes as the 1 + n tokens that the target runs; `caddtree:paper` prices it as n tokens, as the
     authors' code does. Neither counts what the host spends on a round.
     """
+
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = True
 
     n_max: int = 256
     root_inclusive: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftwood.grow import grow
 from draftwood.policies import argument as read
@@ -13,6 +14,9 @@ from draftwood.tree import Floats, Lattice, Tree
 @dataclass(frozen=True, slots=True)
 class DDTree:
     """`ddtree:32` verifies 32 nodes and the root."""
+
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
 
     n_max: int = 32
 

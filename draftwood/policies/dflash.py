@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftwood.grow import chain
 from draftwood.policies import argument as read
@@ -15,6 +16,9 @@ LONGEST = 64  # deeper than any block: the drafter decides
 @dataclass(frozen=True, slots=True)
 class DFlash:
     """`dflash` takes the drafter's whole block, `dflash:7` its first 7 tokens."""
+
+    calibrated: ClassVar[bool] = False
+    convex: ClassVar[bool] = False
 
     n_max: int = LONGEST
     width: int = 1
