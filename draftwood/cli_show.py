@@ -102,7 +102,8 @@ def spelled(tokenizer: Any, token: int) -> str:
 
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, moved by calling what it yields with (done, of)."""
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    """A bar in a terminal's stderr, moved by calling what it yields with (done, of)."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label)
         yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -90,9 +90,10 @@ def is_whole(folder: Path) -> bool:
     """Whether every file is there with the content that it was written with."""
     try:
         promised = json.loads((folder / MANIFEST).read_text())
-        return all(_sha256(folder / name) == digest for name, digest in promised.items())
-    except (OSError, ValueError):
+        matches = [_sha256(folder / name) == digest for name, digest in promised.items()]
+    except (OSError, ValueError, AttributeError):  # a file is missing or unreadable, or it is no manifest
         return False
+    return bool(matches) and all(matches)
 
 
 def _sha256(file: Path) -> str:
