@@ -20,6 +20,8 @@ class SlotLayer(CacheLayerMixin):
     """One layer's keys and values, `[B, H_kv, S, d]`; shapes are learned from the first tokens written."""
 
     is_croppable = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, requests: int, capacity: int) -> None:
         super().__init__()
@@ -78,7 +80,8 @@ class KVCache(Cache):
     """Slots for `requests` requests of `capacity` tokens each; grows when a round needs more."""
 
     def __init__(self, layers: int, capacity: int, requests: int = 1) -> None:
-        super().__init__(layers=[SlotLayer(requests, capacity) for _ in range(layers)])
+        self._slots = [SlotLayer(requests, capacity) for _ in range(layers)]
+        super().__init__(layers=list(self._slots))
         self.lengths = [0] * requests
         self.capacity = capacity
         self._plan: Plan | None = None
@@ -88,7 +91,7 @@ class KVCache(Cache):
         needed = max(part.context + part.size for part in plan.segments)
         if needed > self.capacity:
             self.capacity = max(needed, 2 * self.capacity)
-            for layer in self.layers:
+            for layer in self._slots:
                 layer.grow(self.capacity)
         self._plan = plan
 
@@ -97,7 +100,7 @@ class KVCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention: returns every slot; the plan says which of them are visible."""
         assert self._plan is not None, "place(plan) comes before the forward"
-        layer = self.layers[layer_idx]
+        layer = self._slots[layer_idx]
         layer.write(key_states, value_states, self._plan)
         return layer.keys, layer.values
 
@@ -113,7 +116,7 @@ class KVCache(Cache):
         while kept < len(path) and path[kept] == kept + 1:
             kept += 1
         if kept < len(path):
-            moved = [layer for layer in self.layers if layer.is_initialized]
+            moved = [layer for layer in self._slots if layer.is_initialized]
             source = torch.tensor([start + node for node in path[kept:]], device=moved[0].keys.device)
             for layer in moved:
                 layer.move(row, source, start + 1 + kept)
@@ -129,4 +132,4 @@ class KVCache(Cache):
 
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._slots if layer.is_initialized)

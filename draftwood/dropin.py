@@ -10,10 +10,12 @@ distribution when sampling.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from draftwood import registry
 from draftwood.assemble import build_engine
@@ -33,7 +35,7 @@ class CustomGenerate:
 
     def __call__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         input_ids: Tensor,  # [1, T]
         logits_processor: Any,
         stopping_criteria: Any,
@@ -57,9 +59,7 @@ class CustomGenerate:
             engine.target.release()
         if not generation_config.return_dict_in_generate:
             return ids
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        return GenerateDecoderOnlyOutput(sequences=ids)
+        return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids))
 
     def _run(
         self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling, streamer: Any
@@ -82,7 +82,7 @@ class CustomGenerate:
             streamer.end()
         return ids
 
-    def _engine_of(self, model: nn.Module) -> Engine:
+    def _engine_of(self, model: PreTrainedModel) -> Engine:
         if self._engine is None or self._engine.target.model is not model:
             target = Target(model, getattr(model.config, "_name_or_path", "") or type(model).__name__)
             self._engine = build_engine(target, self._drafter_name, self._policy)

@@ -10,7 +10,7 @@ that is abandoned leaves nothing behind, and engines share nothing but the model
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +102,7 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         rule: Rule | None = None,
         policy: Policy | None = None,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Yield the rounds of one answer; the first step is the token that follows the prompt.
 
         Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted).

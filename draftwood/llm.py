@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -109,7 +109,7 @@ class Stream:
 
     def __init__(
         self,
-        steps: Iterator[Step],
+        steps: Generator[Step, None, None],
         text: TextStream,
         stop_ids: frozenset[int],
         prompt_tokens: int,
@@ -152,7 +152,7 @@ class Stream:
             seen.decode_s,
         )
 
-    def _iterate(self) -> Iterator[Piece]:
+    def _iterate(self) -> Generator[Piece, None, None]:
         seen = self._seen
         for step in self._timed():
             for i, token in enumerate(step.tokens):
@@ -207,7 +207,7 @@ class LLM:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        encoded: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])
 
     def stream(

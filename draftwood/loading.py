@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from draftwood.errors import BadInput, BadModel, nearest
@@ -78,6 +79,6 @@ def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
         name = str(folder.expanduser())
     try:
         return loader.from_pretrained(name, **options)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise BadModel(f"{name} could not be loaded: {reason[0]}") from error

@@ -112,7 +112,7 @@ class Sampler:
         if self._rule is not None:
             scores = self._rule([*self.tokens, *path], scores)
         if sampling.repetition_penalty != 1:
-            seen = torch.tensor([*self.tokens, *path], device=scores.device).unique()
+            seen = torch.tensor(sorted({*self.tokens, *path}), device=scores.device)
             scores = penalize(scores, seen, sampling.repetition_penalty)
         return scores if sampling.greedy else warp(scores, sampling)
 

@@ -7,13 +7,14 @@ checked once at load by comparing a small tree with the model's plain forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
 from draftwood import attention
 from draftwood.cache import KVCache
@@ -44,7 +45,7 @@ class Taps:
             layer.register_forward_hook(self._hook(i)) for i, layer in enumerate(layers)
         ]
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int) -> Callable[..., None]:
         def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
             self._outputs[index] = output[0] if isinstance(output, tuple) else output
 
@@ -64,7 +65,7 @@ class Taps:
 class Target:
     """A causal LM in draftwood's hands. `model` stays an ordinary transformers model."""
 
-    def __init__(self, model: nn.Module, name: str, tap_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, name: str, tap_layers: Sequence[int] = ()) -> None:
         self.model = model.eval()
         self.name = name
         self.config = model.config.get_text_config()
@@ -194,7 +195,7 @@ class Target:
         pack_linears(self.model)
 
     @contextmanager
-    def plain_transformers(self) -> Iterator[nn.Module]:
+    def plain_transformers(self) -> Iterator[PreTrainedModel]:
         """The model with its usual attention, for `model.generate` on the same weights."""
         self.release()
         try:
@@ -203,14 +204,14 @@ class Target:
             self.attach()
 
 
-def weight_bytes(model: nn.Module) -> int:
+def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of parameters that every forward reads (an untied input embedding is only looked up)."""
     table = model.get_input_embeddings().weight
-    lookup = 0 if table is model.get_output_embeddings().weight else table.nbytes
-    return sum(p.nbytes for p in model.parameters()) - lookup
+    tied = table is model.get_output_embeddings().weight
+    return sum(p.nbytes for p in model.parameters() if tied or p is not table)
 
 
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The stack of decoder layers, whatever the family calls it."""
     count = model.config.get_text_config().num_hidden_layers
     decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model.base_model

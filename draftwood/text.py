@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from draftwood.errors import BadInput
 
@@ -11,7 +11,7 @@ from draftwood.errors import BadInput
 class Decoder(Protocol):
     """The one method of a tokenizer that is needed here."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any: ...
 
 
 class TextStream:
@@ -48,7 +48,7 @@ class TextStream:
         return rest
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _release(self, text: str) -> str:
         text = self._held + text

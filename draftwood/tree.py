@@ -99,7 +99,7 @@ class Tree:
 
 def root_only(token: int) -> Tree:
     """The tree of a round that drafts nothing: plain decoding."""
-    return Tree(*(np.array([v]) for v in (token, -1, 0)), mass=np.ones(1, np.float32))
+    return chain_tree([token])
 
 
 def chain_tree(tokens: Sequence[int]) -> Tree:

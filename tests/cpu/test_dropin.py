@@ -1,0 +1,76 @@
+"""`model.generate(custom_generate=...)`: what transformers would have written, with its own processors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import draftwood
+from draftwood.errors import BadInput
+from tests.reference import tiny_model
+
+IDS = torch.tensor([[(5 * i + 2) % 97 for i in range(11)] * 2])
+
+
+@pytest.fixture
+def model():
+    return tiny_model("qwen3_sliding")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(repetition_penalty=1.4),
+        dict(no_repeat_ngram_size=3),
+        dict(bad_words_ids=[[4], [7, 8]]),
+        dict(eos_token_id=[3, 50], pad_token_id=0),
+        dict(min_new_tokens=5, eos_token_id=list(range(40)), pad_token_id=0),
+        dict(max_length=30, max_new_tokens=None),
+    ],
+)
+@pytest.mark.parametrize("policy", ["ddtree:6", "bastion"])
+def test_greedy_output_is_that_of_generate(model, options: dict, policy: str) -> None:
+    asked = dict(input_ids=IDS, do_sample=False, max_new_tokens=25) | options
+    expected = model.generate(**asked)
+    ours = model.generate(**asked, custom_generate=draftwood.custom_generate("ngram", policy))
+    assert ours.tolist() == expected.tolist()
+    assert model.generate(**asked).tolist() == expected.tolist(), "the model must be left as it was"
+
+
+def test_sampling_obeys_the_processors_and_the_torch_seed(model) -> None:
+    generate = draftwood.custom_generate("ngram", "ddtree:6")
+    texts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        out = model.generate(IDS, do_sample=True, top_k=2, max_new_tokens=15, custom_generate=generate)
+        texts.append(out[0].tolist())
+        logits = model(out).logits[0, IDS.shape[1] - 1 : -1]
+        allowed = logits.topk(2).indices
+        assert (allowed == out[0, IDS.shape[1] :, None]).any(-1).all()
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_output_record_and_streamer(model) -> None:
+    class Collect:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.ended = True
+
+    streamer = Collect()
+    out = model.generate(
+        IDS, max_new_tokens=9, do_sample=False, return_dict_in_generate=True, streamer=streamer,
+        custom_generate=draftwood.custom_generate("ngram"),
+    )  # fmt: skip
+    assert streamer.tokens == out.sequences[0].tolist() and streamer.ended
+
+
+def test_a_batch_is_refused(model) -> None:
+    with pytest.raises(BadInput, match="one sequence"):
+        model.generate(IDS.repeat(2, 1), custom_generate=draftwood.custom_generate("ngram"))
