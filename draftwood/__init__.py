@@ -1,9 +1,9 @@
 """draftwood: the same text from a Hugging Face language model, several times faster.
 
-    import draftwood
+import draftwood
 
-    llm = draftwood.load()
-    print(llm.generate("Why is the sky blue?").text)
+llm = draftwood.load()
+print(llm.generate("Why is the sky blue?").text)
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ def accept(tree: Tree, draw: Draw) -> Verdict:
     """Walk from the root while the target's own token is a child."""
     child = {
         (parent, token): node
-        for node, (parent, token) in enumerate(
-            zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True), 1
-        )
+        for node, (parent, token) in enumerate(zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True), 1)
     }
     path: list[int] = []
     accepted: list[int] = []

@@ -34,9 +34,7 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
         latency.restore(read_json(learned))
 
     def remember() -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # a read-only cache folder costs the learned profile and nothing else
+        with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
             write_json(learned, latency.to_json())
 
     profile = Profile.load(offline_file(target, drafter, machine))

@@ -35,9 +35,7 @@ class SlotLayer(CacheLayerMixin):
         )
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise AssertionError("slot layers are written through KVCache.update, which knows the plan")
 
     def write(self, key_states: Tensor, value_states: Tensor, plan: Plan) -> None:

@@ -79,9 +79,7 @@ def generate(
 
     hide_progress_bars()
     llm = load(target, drafter, policy, dtype=dtype, device=device)
-    stream = llm.stream(
-        text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling
-    )
+    stream = llm.stream(text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling)
     interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree)
     if as_json:
         print(json.dumps(stream.generation.to_json()), flush=True)

@@ -5,7 +5,8 @@
 
 transformers prepares its logits processors and stopping criteria as always; they are applied at every node of
 the tree along its path, so the output is what `generate` would give: the same tokens when greedy, the same
-distribution when sampling.
+distribution when sampling. transformers passes no streamer on to a custom decoding method; to stream, use
+`draftwood.load`.
 """
 
 from __future__ import annotations
@@ -40,30 +41,25 @@ class CustomGenerate:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        streamer: Any = None,
         **_: Any,
     ) -> Any:
         """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
         if input_ids.shape[0] != 1:
-            raise BadInput(
-                f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}."
-            )
+            raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
         engine = self._engine_of(model)
         sampling = Sampling()
         if generation_config.do_sample:  # the processors already hold temperature, top-k and the rest
             sampling = Sampling(temperature=1.0, seed=int(torch.randint(2**62, (1,))))
         engine.target.attach()
         try:
-            ids = self._run(engine, input_ids, logits_processor, stopping_criteria, sampling, streamer)
+            ids = self._run(engine, input_ids, logits_processor, stopping_criteria, sampling)
         finally:
             engine.target.release()
         if not generation_config.return_dict_in_generate:
             return ids
         return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids))
 
-    def _run(
-        self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling, streamer: Any
-    ) -> Tensor:
+    def _run(self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling) -> Tensor:
         prompt = ids[0].tolist()
         room = engine.target.context_limit - len(prompt)
         limit = getattr(criteria, "max_length", None)
@@ -72,14 +68,8 @@ class CustomGenerate:
             for token in step.tokens:
                 fresh = torch.tensor([[token]], device=ids.device)
                 ids = torch.cat([ids, fresh], dim=1)
-                if streamer is not None:
-                    streamer.put(fresh[0].cpu())
                 if bool(torch.as_tensor(criteria(ids, None)).all()):
-                    if streamer is not None:
-                        streamer.end()
                     return ids
-        if streamer is not None:
-            streamer.end()
         return ids
 
     def _engine_of(self, model: PreTrainedModel) -> Engine:

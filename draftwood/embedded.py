@@ -41,9 +41,7 @@ def embedded_target() -> str:
         return HUB_NAME
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtra(
-            f"Reading {gguf.name} needs {' and '.join(missing)}; run: pip install 'draftwood[embedded]'"
-        )
+        raise MissingExtra(f"Reading {gguf.name} needs {' and '.join(missing)}; run: pip install 'draftwood[embedded]'")
     return str(build(folder, lambda scratch: _convert_apart(gguf, scratch)))
 
 

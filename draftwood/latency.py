@@ -21,9 +21,7 @@ from draftwood.trace import Round
 Array = NDArray[np.float64]
 
 # Widths (tokens of one forward) at which something is learned. In between, seconds are linear in width.
-WIDTHS = np.array(
-    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64
-)
+WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64)
 NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width says about another
 PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
 ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
@@ -159,9 +157,7 @@ class LatencyModel:
         verify = float(np.interp(1 + n, WIDTHS, self._verify.seconds(self._verify_prior(context))))
         if not drafted:
             return verify + self._plain_host_s()
-        return (
-            verify + self._draft_s(context) + float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
-        )
+        return verify + self._draft_s(context) + float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
 
     def observe(self, round: Round) -> None:
         """Learn from where a round's seconds went."""
@@ -187,9 +183,7 @@ class LatencyModel:
     def restore(self, data: object) -> None:
         """Go on from what `to_json` gave. Raises BadInput, changing nothing, if `data` is anything else."""
         own = self._levels()
-        known = (
-            data.get("levels") if isinstance(data, dict) and data.get("widths") == WIDTHS.tolist() else None
-        )
+        known = data.get("levels") if isinstance(data, dict) and data.get("widths") == WIDTHS.tolist() else None
         if not isinstance(known, list) or len(known) != len(own) or not all(map(_is_level, known)):
             raise BadInput("This is not a learned latency profile of this version; it will be learned anew.")
         for level, values in zip(own, known, strict=True):

@@ -200,9 +200,7 @@ class LLM:
             raise BadInput("The prompt is empty; give some text to continue or to answer.")
         if raw or self.tokenizer.chat_template is None:
             if not isinstance(prompt, str) or system is not None:
-                raise BadInput(
-                    "Messages and system prompts need a chat template; give plain text without --system."
-                )
+                raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
             return list(self.tokenizer(prompt).input_ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:
@@ -224,7 +222,7 @@ class LLM:
         stop: Sequence[str] = (),
         system: str | None = None,
         raw: bool = False,
-        policy: str | None = None,
+        policy: str | Policy | None = None,
     ) -> Stream:
         """Pieces of the answer as they come. See `Sampling` for the sampling values.
 
@@ -233,7 +231,7 @@ class LLM:
         BadInput: a value out of range, an empty prompt, or one longer than the context window.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        rule: Policy = self.engine.policy if policy is None else registry.policy(policy)
+        rule = self.engine.policy if policy is None else _policy(policy)
         ids = self.encode(prompt, system, raw)
         self.engine.check(ids, max_new_tokens)
         stops = (stop,) if isinstance(stop, str) else stop
@@ -251,7 +249,7 @@ class LLM:
 def load(
     target: str | None = None,
     drafter: str | None = None,
-    policy: str | None = None,
+    policy: str | Policy | None = None,
     *,
     dtype: str = "auto",
     device: str = "auto",
@@ -262,12 +260,16 @@ def load(
     With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. A named target without
     a drafter gets `ngram`, which works for every model. `drafter="none"` decodes plainly.
     """
-    rule = registry.policy(policy or "bastion")  # a typo should not cost a model's loading time
+    rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
     name = str(embedded_target()) if target is None else target
     if drafter is None:
         drafter = str(EMBEDDED_DRAFTER) if target is None else "ngram"
     model = load_target(name, dtype, device, trust_remote_code)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
+
+
+def _policy(policy: str | Policy) -> Policy:
+    return registry.policy(policy) if isinstance(policy, str) else policy
 
 
 def _number(value: float) -> float | None:

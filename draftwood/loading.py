@@ -21,9 +21,7 @@ DTYPES = {
 }
 
 
-def load_target(
-    name: str, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
-) -> Target:
+def load_target(name: str, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
 
     Raises
@@ -47,9 +45,7 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return choose_dtype(device).dtype
     if dtype not in DTYPES:
-        raise BadInput(
-            f"dtype is {dtype!r}; expected one of auto, {', '.join(DTYPES)}.{nearest(dtype, DTYPES)}"
-        )
+        raise BadInput(f"dtype is {dtype!r}; expected one of auto, {', '.join(DTYPES)}.{nearest(dtype, DTYPES)}")
     return DTYPES[dtype]
 
 
@@ -63,9 +59,7 @@ def parse_device(device: str) -> torch.device:
     if place.type not in ("cpu", "cuda"):
         raise BadInput(f"device is {device!r}; draftwood runs on cpu and cuda.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            f"device is {device!r}, but {torch.cuda.device_count()} CUDA devices are visible; use cpu."
-        )
+        raise BadInput(f"device is {device!r}, but {torch.cuda.device_count()} CUDA devices are visible; use cpu.")
     return place
 
 
@@ -73,9 +67,7 @@ def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
     folder = Path(name)
     if name.startswith((".", "/", "~")) or folder.exists():
         if not (folder.expanduser() / "config.json").is_file():
-            raise BadModel(
-                f"{name} holds no config.json; name a folder with a transformers model, or a Hub name."
-            )
+            raise BadModel(f"{name} holds no config.json; name a folder with a transformers model, or a Hub name.")
         name = str(folder.expanduser())
     try:
         return loader.from_pretrained(name, **options)

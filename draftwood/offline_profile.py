@@ -56,9 +56,7 @@ class Profile:
                 {str(k): str(v) for k, v in data["versions"].items()},
             )._checked()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BadInput(
-                f"{path} is not a profile: {error}. Delete it or run draftwood calibrate."
-            ) from error
+            raise BadInput(f"{path} is not a profile: {error}. Delete it or run draftwood calibrate.") from error
 
     def _checked(self) -> Profile:
         table = np.array(self.seconds, np.float64)
@@ -128,9 +126,7 @@ def fit_convex(widths: Array, seconds: Array) -> Array:
     non-negative least-squares problem and its solution is exact.
     """
     hinges = np.maximum(widths[:, None] - widths[:-1], 0.0)
-    scale = np.maximum(
-        hinges.max(axis=0), 1.0
-    )  # columns of like size keep the small systems well conditioned
+    scale = np.maximum(hinges.max(axis=0), 1.0)  # columns of like size keep the small systems well conditioned
     columns = np.concatenate([np.ones((len(widths), 1)), hinges / scale], axis=1)
     fitted: Array = columns @ nonnegative_least_squares(columns, np.asarray(seconds, np.float64))
     return fitted

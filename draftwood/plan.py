@@ -77,7 +77,5 @@ def make_plan(
         start, stop = (int(i) for i in batch.indptr[b : b + 2])
         segments.append(Segment(row, start, stop, context, tree.depths, visible))
     positions = batch.depths + np.repeat(np.asarray(contexts), np.diff(batch.indptr))
-    tokens, where = (
-        torch.from_numpy(np.ascontiguousarray(a)).to(device)[None] for a in (batch.tokens, positions)
-    )
+    tokens, where = (torch.from_numpy(np.ascontiguousarray(a)).to(device)[None] for a in (batch.tokens, positions))
     return Plan(tokens, where, segments, dtype)

@@ -28,8 +28,6 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, content: object) -> None:
     """Write atomically, making folders as needed. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-    ) as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
         json.dump(content, file)
     os.replace(file.name, path)

@@ -124,8 +124,7 @@ class Target:
         weights = self.weight_bytes
         pairs = n_tokens * (context + n_tokens)
         return Work(
-            flops=2 * n_tokens * weights / self.dtype.itemsize
-            + 4 * pairs * self.hidden_size * self.num_layers,
+            flops=2 * n_tokens * weights / self.dtype.itemsize + 4 * pairs * self.hidden_size * self.num_layers,
             bytes=weights + (context + 2 * n_tokens) * self.kv_bytes_per_token(),
             launches=OPERATORS_PER_LAYER * self.num_layers,
         )
@@ -218,9 +217,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
-    raise BadModel(
-        f"No stack of {count} decoder layers was found in {type(model).__name__}; it cannot be tapped."
-    )
+    raise BadModel(f"No stack of {count} decoder layers was found in {type(model).__name__}; it cannot be tapped.")
 
 
 def refuse_unrewindable(target: Target) -> None:

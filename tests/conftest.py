@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports that read it: no test waits for a hub
+
 import numpy as np
 import pytest
 import torch
@@ -23,10 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(scope="session")
+def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder for the whole run: the machine is probed once."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_home(session_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own cache."""
-    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(session_home))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,4 +50,3 @@ def one_thread() -> None:
 def target() -> Target:
     """A random Llama in float64."""
     return tiny_target()
-

@@ -62,9 +62,7 @@ class Transformers:
     def model(self) -> AbstractContextManager[Any]:
         return self.llm.target.plain_transformers() if self.copy is None else nullcontext(self.copy)
 
-    def generate(
-        self, prompt: str | Messages, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
-    ) -> Answer:
+    def generate(self, prompt: str | Messages, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Answer:
         """`model.generate`, greedy at temperature 0, else plain sampling.
 
         Stop tokens are those of the other methods; penalties and cut-offs that the model's generation config

@@ -142,9 +142,7 @@ class Asker:
         return Run(*where, ours.text, len(ours.token_ids), ours.prefill_s, ours.decode_s, ours.rounds)
 
 
-def conversation(
-    ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started
-) -> Iterator[list[Run]]:
+def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started) -> Iterator[list[Run]]:
     """The runs of each turn. Later turns follow plain decoding's answers, so that all read the same."""
     messages: Messages = []
     for turn, question in enumerate(prompt.turns):

@@ -27,9 +27,7 @@ def checkpoint_folder(name: str) -> Path:
     try:
         folder = Path(name).expanduser()
         if folder.is_file():
-            raise BadModel(
-                f"The drafter {name} is a file; give the folder with config.json and the safetensors."
-            )
+            raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
         if folder.is_dir():
             return folder
         return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX]))
@@ -53,9 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadModel(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again.") from None
     if not isinstance(values, dict):
-        raise BadModel(
-            f"{path} holds a JSON {type(values).__name__}, not an object; fetch the checkpoint again."
-        )
+        raise BadModel(f"{path} holds a JSON {type(values).__name__}, not an object; fetch the checkpoint again.")
     return values
 
 
@@ -66,9 +62,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(shard)
         except FileNotFoundError:
-            raise BadModel(
-                f"{folder} lacks {shard.name}, which {INDEX} names; fetch the checkpoint again."
-            ) from None
+            raise BadModel(f"{folder} lacks {shard.name}, which {INDEX} names; fetch the checkpoint again.") from None
         except (OSError, SafetensorError) as error:
             raise BadModel(f"{shard} is damaged ({error}); fetch the checkpoint again.") from None
     return tensors

@@ -22,9 +22,7 @@ from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
-PENDING = (
-    256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
-)
+PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
 LAUNCHES_PER_LAYER, LAUNCHES_AROUND = 16, 30  # operators, for the latency prior
 
@@ -57,9 +55,7 @@ class DFlashDrafter:
         self, config: DFlashConfig, weights: Weights, target: Target, name: str, depth: int | None = None
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
-            raise BadInput(
-                f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts."
-            )
+            raise BadInput(f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts.")
         self.name = name
         self.config = config
         self.tap_layers = config.target_layer_ids
@@ -120,9 +116,7 @@ class DFlashDrafter:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
         hidden = self._block(self._embed_roots([request.root for request in requests]), states)
-        logits = self._target.head(
-            self._norm(hidden[:, 1 : 1 + self.max_depth].flatten(0, 1), self._weights.norm)
-        )
+        logits = self._target.head(self._norm(hidden[:, 1 : 1 + self.max_depth].flatten(0, 1), self._weights.norm))
         rows = logits.view(len(requests), self.max_depth, -1)
         return [lattice_of(row, request.width) for row, request in zip(rows, requests, strict=True)]
 
@@ -135,8 +129,7 @@ class DFlashDrafter:
         pairs = keys * config.block_size * config.num_heads
         cached = keys * 2 * config.num_kv_heads * config.head_dim
         return Work(
-            flops=2 * (block * config.block_size + features + head * self.max_depth)
-            + 4 * pairs * config.head_dim,
+            flops=2 * (block * config.block_size + features + head * self.max_depth) + 4 * pairs * config.head_dim,
             bytes=(block + features + head + cached) * self._weights.norm.itemsize,
             launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
         )
@@ -205,9 +198,7 @@ class DFlashDrafter:
         return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
 
 
-def see(
-    sight: Sight, context: int, size: int, groups: int, device: torch.device
-) -> tuple[int, Tensor | None]:
+def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> tuple[int, Tensor | None]:
     """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
 
     Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.
@@ -225,9 +216,7 @@ def see(
     return first, seen.repeat(groups, 1)
 
 
-def attend(
-    kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None
-) -> Tensor:
+def attend(kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None) -> Tensor:
     """Attention of one block, `[B, H * D]`; its keys and values go into the free slots behind the context.
 
     The heads that share a key head are folded into the query axis: no key is read or copied twice.
@@ -237,7 +226,5 @@ def attend(
     kv[0, :, context:stop] = k.transpose(0, 1)
     kv[1, :, context:stop] = v.transpose(0, 1)
     folded = q.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
-    seen = F.scaled_dot_product_attention(
-        folded[None], kv[None, 0, :, first:stop], kv[None, 1, :, first:stop], mask
-    )
+    seen = F.scaled_dot_product_attention(folded[None], kv[None, 0, :, first:stop], kv[None, 1, :, first:stop], mask)
     return seen[0].unflatten(1, (-1, size)).permute(2, 0, 1, 3).reshape(size, heads * dim)

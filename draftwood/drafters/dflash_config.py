@@ -130,9 +130,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         block_size=keys.whole("block_size", 16, least=2),
         mask_token_id=keys.whole("mask_token_id", least=0),
         target_layer_ids=_target_layers(keys, num_layers),
-        num_target_layers=keys.whole("num_target_layers")
-        if keys.get("num_target_layers") is not None
-        else None,
+        num_target_layers=keys.whole("num_target_layers") if keys.get("num_target_layers") is not None else None,
         embedding_scale=keys.real("input_embedding_scale", 1.0),
     )
     if num_heads % config.num_kv_heads:

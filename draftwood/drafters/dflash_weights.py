@@ -37,9 +37,7 @@ class Weights:
 
     fc: nn.Module  # taps * hidden -> hidden
     feature_norm: Tensor  # [hidden]
-    context_kv: (
-        nn.Module
-    )  # hidden -> layers * 2 * G * D: copies of k and v, so that one product serves all layers
+    context_kv: nn.Module  # hidden -> layers * 2 * G * D: copies of k and v, so that one product serves all layers
     context_k_norm: Tensor | None  # [layers, G, D]
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden]
@@ -80,17 +78,13 @@ def build_weights(
 class _Taker:
     """Hands out tensors by name, checked, on the right device; knows what nobody asked for."""
 
-    def __init__(
-        self, tensors: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, tensors: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype) -> None:
         self.tensors, self.name, self.device, self.dtype = tensors, name, device, dtype
 
     def __call__(self, key: str, *shape: int) -> Tensor:
         tensor = self.tensors.pop(key, None)
         if tensor is None:
-            raise BadModel(
-                f"The drafter {self.name} lacks the tensor {key} of a DFlash checkpoint; fetch it again."
-            )
+            raise BadModel(f"The drafter {self.name} lacks the tensor {key} of a DFlash checkpoint; fetch it again.")
         if tuple(tensor.shape) != shape:
             raise BadModel(
                 f"In the drafter {self.name} the tensor {key} is {list(tensor.shape)}, but its config.json "
@@ -116,16 +110,10 @@ def _attention_parts(config: DFlashConfig) -> dict[str, int]:
     return {"q": config.num_heads * config.head_dim, "k": narrow, "v": narrow}
 
 
-def _fused(
-    take: _Taker, prefix: str, parts: dict[str, int], width: int, biased: bool
-) -> tuple[Tensor, Tensor | None]:
+def _fused(take: _Taker, prefix: str, parts: dict[str, int], width: int, biased: bool) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of several projections of one input as one."""
     weight = torch.cat([take(f"{prefix}{part}_proj.weight", size, width) for part, size in parts.items()])
-    bias = (
-        torch.cat([take(f"{prefix}{part}_proj.bias", size) for part, size in parts.items()])
-        if biased
-        else None
-    )
+    bias = torch.cat([take(f"{prefix}{part}_proj.bias", size) for part, size in parts.items()]) if biased else None
     return weight, bias
 
 

@@ -176,9 +176,7 @@ def parse_options(argument: str) -> Options:
     for part in filter(None, argument.split(",")):
         name, _, value = (text.strip() for text in part.partition("="))
         if name not in known:
-            raise BadInput(
-                f"ngram has no parameter '{name}'.{nearest(name, known)} Valid: {', '.join(known)}."
-            )
+            raise BadInput(f"ngram has no parameter '{name}'.{nearest(name, known)} Valid: {', '.join(known)}.")
         if not (value.isascii() and value.isdigit() and len(value) <= 9):
             raise BadInput(f"ngram: {name} is '{value}'; write a whole number, for example ngram:{name}=4.")
         values[name] = int(value)

@@ -21,9 +21,7 @@ class Rotary:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        config = Qwen3Config(
-            head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=dict(rope)
-        )
+        config = Qwen3Config(head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=dict(rope))
         frequencies = Qwen3RotaryEmbedding(config)  # transformers knows linear, llama3 and yarn scaling
         self._inv_freq = frequencies.inv_freq.to(device, torch.promote_types(dtype, torch.float32))
         self._scaling = frequencies.attention_scaling

@@ -11,9 +11,7 @@ def count(spec: str, found: str, unit: str, example: str, largest: int = LARGEST
     """A whole number from 1 to `largest`. BadInput says what was found in `spec` and shows an `example`."""
     if found.isascii() and found.isdigit() and len(found) <= 9 and 1 <= int(found) <= largest:
         return int(found)
-    raise BadInput(
-        f"{spec}: '{found}' is not a number of {unit} from 1 to {largest}; write for example {example}."
-    )
+    raise BadInput(f"{spec}: '{found}' is not a number of {unit} from 1 to {largest}; write for example {example}.")
 
 
 def none(name: str, argument: str | None) -> None:

@@ -30,9 +30,7 @@ class Beam:
         if not cross:
             raise BadInput(f"beam:{argument}: a beam needs a width and a depth; write for example beam:4x15.")
         spec, example = f"beam:{argument}", "beam:4x15"
-        return cls(
-            read.count(spec, width, "paths", example, 64), read.count(spec, depth, "depths", example, 64)
-        )
+        return cls(read.count(spec, width, "paths", example, 64), read.count(spec, depth, "depths", example, 64))
 
     @property
     def name(self) -> str:

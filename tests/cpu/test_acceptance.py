@@ -78,9 +78,7 @@ def test_a_drafter_that_is_right_about_itself_is_left_alone() -> None:
 
 def test_a_new_model_believes_the_drafter() -> None:
     tree = a_tree(np.random.default_rng(3))
-    np.testing.assert_allclose(
-        AcceptanceModel().calibrate(tree.mass[1:], tree.depths[1:]), tree.mass[1:], rtol=1e-5
-    )
+    np.testing.assert_allclose(AcceptanceModel().calibrate(tree.mass[1:], tree.depths[1:]), tree.mass[1:], rtol=1e-5)
 
 
 def test_a_change_of_text_is_followed() -> None:

@@ -224,7 +224,11 @@ def test_ctrl_c_keeps_the_finished_turns() -> None:
     llm = FakeLLM(interrupt_at=3 + 2 * 3 + 2)  # in the middle of the third prompt
     seen: list[str] = []
     summary = measure.measure(
-        llm, some_prompts(6), [TREE], Settings(20), finished=lambda turn: seen.append(turn[0].prompt)  # type: ignore[arg-type]
+        llm,
+        some_prompts(6),
+        [TREE],
+        Settings(20),
+        finished=lambda turn: seen.append(turn[0].prompt),  # type: ignore[arg-type]
     )
     assert summary.partial and summary.policies[TREE].prompts == 2 and seen == ["p0", "p1"]
     assert summary.to_json()["partial"] is True
@@ -283,9 +287,7 @@ def test_json_alone_leaves_stdout_to_one_line(monkeypatch, capsys) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_an_interrupted_command_writes_what_it_has_and_passes_the_interrupt_on(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_an_interrupted_command_writes_what_it_has_and_passes_the_interrupt_on(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM(interrupt_at=3 + 3 + 2))
     with pytest.raises(KeyboardInterrupt):
         run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=4, out=tmp_path))

@@ -159,16 +159,12 @@ numbers = st.floats() | st.integers(-(10**20), 10**20) | st.just("x")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flags=st.dictionaries(
-        st.sampled_from(
-            ["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--seed"]
-        ),
+        st.sampled_from(["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--seed"]),
         numbers,
     ),
     prompt=st.text(max_size=20),
 )
-def test_any_value_gives_text_or_one_sentence(
-    run: Run, loaded: LLM, flags: dict[str, object], prompt: str
-) -> None:
+def test_any_value_gives_text_or_one_sentence(run: Run, loaded: LLM, flags: dict[str, object], prompt: str) -> None:
     options = [f"{name}={value}" for name, value in flags.items()]
     result = run("generate", "--max-new-tokens", "3", "--json", *options, "--", prompt)
     if result[0] == 0:

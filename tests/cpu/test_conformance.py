@@ -27,7 +27,7 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
-from tests.reference import Branching, Hostile, Noisy, Scripted, Truthful, plain_logits, tiny_target
+from tests.reference import Branching, Hostile, Noisy, Truthful, plain_logits, tiny_target
 
 POLICIES = [
     "autoregressive", "dflash", "ddtree:1", "ddtree:7", "ddtree:40", "beam:3x4", "caddtree", "caddtree:paper",

@@ -140,9 +140,7 @@ def rotation(config: dict) -> tuple[Tensor, float]:
     theta = given.get("rope_theta") or config["rope_theta"]
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind in ("yarn", "llama3"):
-        told = Qwen3Config(
-            head_dim=8, max_position_embeddings=512, rope_parameters={**given, "rope_theta": theta}
-        )
+        told = Qwen3Config(head_dim=8, max_position_embeddings=512, rope_parameters={**given, "rope_theta": theta})
         return ROPE_INIT_FUNCTIONS[kind](told, torch.device("cpu"))
     return 1 / (theta ** (torch.arange(0, 8, 2) / 8)) / given.get("factor", 1.0), 1.0
 
@@ -174,16 +172,12 @@ def visible(config: dict, layer: int, query: int, key: int, context: int) -> boo
     return (not slides or abs(query - key) < window) and (not causal or key <= query)
 
 
-def reference(
-    config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps: Tensor, root: int
-) -> Tensor:
+def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps: Tensor, root: int) -> Tensor:
     """Log-probabilities [B - 1, V] by recomputing everything from the raw taps of the whole context."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
     size, heads, groups, context = config["block_size"], 4, config["num_key_value_heads"], len(taps)
     features = norm(taps.double() @ t["fc.weight"].T, t["hidden_norm.weight"])
-    x = target.embed(torch.tensor([root] + [MASK] * (size - 1))).double() * config.get(
-        "input_embedding_scale", 1.0
-    )
+    x = target.embed(torch.tensor([root] + [MASK] * (size - 1))).double() * config.get("input_embedding_scale", 1.0)
     positions = torch.arange(context + size).double()
     for i in range(LAYERS):
         p = f"layers.{i}."
@@ -231,16 +225,12 @@ def test_equals_its_definition_through_extends_and_rewinds(form: str, tmp_path: 
     taps, state = some_taps(drafter, 30), drafter.open(capacity=4)
     for start, stop in ((0, 9), (9, 10), (10, 14)):
         drafter.extend(state, [1] * (stop - start), taps[start:stop])
-    check(
-        drafter.draft([Request(state, root=5, width=6)])[0], reference(config, tensors, target, taps[:14], 5)
-    )
+    check(drafter.draft([Request(state, root=5, width=6)])[0], reference(config, tensors, target, taps[:14], 5))
     drafter.extend(state, [1, 1], taps[20:22])
     drafter.rewind(state, 11)
     drafter.extend(state, [1] * 9, taps[11:20])
     drafter.rewind(state, 18)
-    check(
-        drafter.draft([Request(state, root=6, width=6)])[0], reference(config, tensors, target, taps[:18], 6)
-    )
+    check(drafter.draft([Request(state, root=6, width=6)])[0], reference(config, tensors, target, taps[:18], 6))
 
 
 def test_long_prompts_and_growth(tmp_path: Path) -> None:
@@ -273,9 +263,7 @@ def test_without_qk_norm(tmp_path: Path) -> None:
     check(drafter.draft([Request(state, root=5, width=3)])[0], reference(BASE, tensors, target, taps, 5))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.1), (torch.bfloat16, 0.8)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.1), (torch.bfloat16, 0.8)])
 def test_follows_the_targets_dtype(dtype: torch.dtype, tolerance: float, tmp_path: Path) -> None:
     target, tensors = TinyTarget(dtype=dtype), make_tensors(BASE)
     drafter = DFlashDrafter.load(write(tmp_path, BASE, tensors), target)
@@ -347,12 +335,8 @@ def test_work_grows_with_the_context_until_the_window_is_full(tmp_path: Path) ->
     config = {**BASE, "layer_types": ["sliding_attention"] * 2, "sliding_window": 12}
     full = DFlashDrafter.load(write(tmp_path / "a", BASE, make_tensors(BASE)), TinyTarget())
     sliding = DFlashDrafter.load(write(tmp_path / "b", config, make_tensors(config)), TinyTarget())
-    weights = (
-        sum(t.numel() for n, t in make_tensors(BASE).items() if "norm" not in n) + 2 * 2 * 2 * 8 * HIDDEN
-    )
-    assert full.work(0).bytes == 8 * (
-        weights + VOCAB * HIDDEN + 2 * 8 * 2 * 2 * 8
-    )  # weights, head, the block's KV
+    weights = sum(t.numel() for n, t in make_tensors(BASE).items() if "norm" not in n) + 2 * 2 * 2 * 8 * HIDDEN
+    assert full.work(0).bytes == 8 * (weights + VOCAB * HIDDEN + 2 * 8 * 2 * 2 * 8)  # weights, head, the block's KV
     assert full.work(100).bytes > full.work(50).bytes and full.work(100).flops > full.work(50).flops
     assert sliding.work(100) == sliding.work(50)
 
@@ -423,9 +407,7 @@ def test_refuses_tensors_by_name(tmp_path: Path) -> None:
     good = make_tensors(BASE)
     without = {name: tensor for name, tensor in good.items() if name != "layers.1.mlp.up_proj.weight"}
     half_normed = {name: tensor for name, tensor in good.items() if "layers.1.self_attn.q_norm" not in name}
-    one_normed = {
-        name: t for name, t in good.items() if not name.startswith("layers.1.self_attn.") or "proj" in name
-    }
+    one_normed = {name: t for name, t in good.items() if not name.startswith("layers.1.self_attn.") or "proj" in name}
     for tensors, message in (
         (without, "lacks the tensor layers.1.mlp.up_proj.weight"),
         (half_normed, "lacks the tensor layers.1.self_attn.q_norm.weight"),
@@ -516,9 +498,7 @@ NESTED = ("mask_token_id", "target_layer_ids", "use_swa", "swa_window_size", "ca
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from([*BASE, *NESTED, "layer_types", "is_causal", "rope_parameters"]), JSON)
-)
+@given(st.dictionaries(st.sampled_from([*BASE, *NESTED, "layer_types", "is_causal", "rope_parameters"]), JSON))
 def test_any_config_parses_or_is_refused_in_a_sentence(changes: dict) -> None:
     try:
         config = parse_config({**BASE, **changes}, "odd")

@@ -164,9 +164,7 @@ def test_a_beam_of_a_tree_keeps_the_heaviest_children(draft: Tree, width: int, d
     check_tree(tree)
     known, kept = paths(draft), paths(tree)
     for level in range(1, 1 + depth):
-        children = [
-            m for p, m in known.items() if len(p) == level and m > 0 and (level == 1 or p[:-1] in kept)
-        ]
+        children = [m for p, m in known.items() if len(p) == level and m > 0 and (level == 1 or p[:-1] in kept)]
         chosen = sorted((m for p, m in kept.items() if len(p) == level), reverse=True)
         assert chosen == sorted(children, reverse=True)[:width]
     assert max(tree.depths) <= depth

@@ -258,9 +258,7 @@ def test_convex_costs_interpolate_between_contexts_and_go_on_beyond_widths() -> 
     near, middle, far = (convex.costs(255, c) for c in (0, 500, 1000))
     np.testing.assert_allclose(middle.verify_s, (near.verify_s + far.verify_s) / 2)
     assert np.array_equal(convex.costs(255, 10**6).verify_s, far.verify_s)
-    assert near.verify_s[255] == pytest.approx(
-        near.verify_s[127] + 128 * (near.verify_s[127] - near.verify_s[63]) / 64
-    )
+    assert near.verify_s[255] == pytest.approx(near.verify_s[127] + 128 * (near.verify_s[127] - near.verify_s[63]) / 64)
     assert near.draft_s == 0.007 and near.plain_s == near.verify_s[0] and not near.aux_s.any()
     assert (np.diff(near.verify_s, n=2) >= -1e-12).all()
 

@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
+def llm(folder: Path, session_home: Path) -> LLM:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTWOOD_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("DRAFTWOOD_HOME", str(session_home))
         return draftwood.load(str(folder), "ngram", "ddtree:8", dtype="float64")
 
 

@@ -48,9 +48,7 @@ def test_trees_are_best_first_and_their_masses_are_probabilities(tokens: list[in
         assert 0 <= tree.parents[node] < node and tree.depths[node] == tree.depths[tree.parents[node]] + 1
     for node in range(len(tree) + 1):
         children = tree.parents == node
-        assert (
-            tree.mass[children].sum() <= tree.mass[node] and len(set(tree.tokens[children])) == children.sum()
-        )
+        assert tree.mass[children].sum() <= tree.mass[node] and len(set(tree.tokens[children])) == children.sum()
     assert (tree.mass >= LEAST_MASS).all()
 
 
@@ -65,9 +63,7 @@ def test_proposes_exactly_what_followed_an_earlier_occurrence(tokens: list[int],
 
 @settings(max_examples=100, deadline=None)
 @given(TOKENS, TOKENS, st.integers(0, 60), st.integers(0, 4))
-def test_rewinding_is_as_if_it_had_never_been(
-    tokens: list[int], more: list[int], length: int, root: int
-) -> None:
+def test_rewinding_is_as_if_it_had_never_been(tokens: list[int], more: list[int], length: int, root: int) -> None:
     length, made = min(length, len(tokens)), drafter()
     state = state_of(made, tokens)
     made.rewind(state, length)
@@ -106,9 +102,7 @@ def test_of_equal_matches_the_recent_one_counts_more() -> None:
 
 def test_a_longer_match_is_trusted_more() -> None:
     text = [1, 2, 3, 4, 5, 6, 0]
-    masses = [
-        float(draft([*text, *text[5 - n : 4]], root=5, argument="max_depth=1").mass[1]) for n in range(1, 6)
-    ]
+    masses = [float(draft([*text, *text[5 - n : 4]], root=5, argument="max_depth=1").mass[1]) for n in range(1, 6)]
     assert all(a < b for a, b in pairwise(masses))
     beyond = [float(draft([*text, *text[:4]], 5, f"max_n={n},max_depth=1").mass[1]) for n in (3, 2, 1)]
     assert beyond == masses[2::-1]

@@ -65,9 +65,7 @@ def test_caddtree_paper_prices_a_node_later() -> None:
 
 def test_caddtree_ignores_what_the_host_spends() -> None:
     mass = masses([0.5, 0.3])
-    assert CaDDTree().choose(mass, costs([1, 1, 1.1], aux=0.0)) == CaDDTree().choose(
-        mass, costs([1, 1, 1.1], aux=9.0)
-    )
+    assert CaDDTree().choose(mass, costs([1, 1, 1.1], aux=0.0)) == CaDDTree().choose(mass, costs([1, 1, 1.1], aux=9.0))
 
 
 # --- BASTION --------------------------------------------------------------------------------------
@@ -185,9 +183,7 @@ def lattices(draw: st.DrawFn) -> Lattice:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@given(
-    draft=lattices(), verify=st.lists(st.floats(0.001, 3), min_size=1, max_size=1), seed=st.integers(0, 999)
-)
+@given(draft=lattices(), verify=st.lists(st.floats(0.001, 3), min_size=1, max_size=1), seed=st.integers(0, 999))
 def test_every_policy_keeps_its_promises(spec: str, draft: Lattice, verify: list[float], seed: int) -> None:
     policy: Policy = registry.policy(spec)
     before = draft.tokens.copy(), draft.logp.copy()

@@ -16,9 +16,7 @@ from draftwood.errors import BadInput
 
 
 def test_names_are_listed() -> None:
-    assert {"autoregressive", "dflash", "ddtree", "beam", "caddtree", "bastion"} <= set(
-        registry.policy_names()
-    )
+    assert {"autoregressive", "dflash", "ddtree", "beam", "caddtree", "bastion"} <= set(registry.policy_names())
     assert {"none", "ngram", "dflash"} <= set(registry.drafter_names())
 
 
@@ -36,9 +34,7 @@ def test_listing_and_making_policies_needs_no_torch() -> None:
 
 
 def test_an_unknown_policy_names_the_nearest_and_all() -> None:
-    with pytest.raises(
-        BadInput, match=r"Unknown policy 'ddtre:8'\. Did you mean 'ddtree'\? Valid: .*bastion"
-    ):
+    with pytest.raises(BadInput, match=r"Unknown policy 'ddtre:8'\. Did you mean 'ddtree'\? Valid: .*bastion"):
         registry.policy("ddtre:8")
     with pytest.raises(BadInput, match="Valid: autoregressive"):
         registry.policy("")
@@ -101,9 +97,7 @@ def test_a_plugin_that_cannot_be_imported_is_one_sentence() -> None:
         registry.policy("broken")
 
 
-def test_folders_and_hub_names_are_dflash_checkpoints(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_folders_and_hub_names_are_dflash_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "plugin", SimpleNamespace(Loader=Loader))
     monkeypatch.setattr(registry, "BUILT_IN", (EntryPoint("dflash", "plugin:Loader", registry.DRAFTERS),))
     monkeypatch.chdir(tmp_path)

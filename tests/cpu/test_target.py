@@ -61,9 +61,7 @@ def test_kv_after_commit_is_kv_recomputed(family: str) -> None:
     assert cache.lengths == fresh.lengths == [len(text)]
     for layer, truth in zip(cache.layers, fresh.layers, strict=True):
         for found, expected in ((layer.keys, truth.keys), (layer.values, truth.values)):
-            torch.testing.assert_close(
-                found[:, :, : len(text)], expected[:, :, : len(text)], rtol=1e-9, atol=1e-9
-            )
+            torch.testing.assert_close(found[:, :, : len(text)], expected[:, :, : len(text)], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
