@@ -31,6 +31,12 @@ class Converter:
         (folder / "model.safetensors").write_bytes(bytes(range(256)) * 8)
 
 
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache for each test."""
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
+
+
 @pytest.fixture
 def convert() -> Converter:
     return Converter()
