@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwood.drafters.base import Request
+from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
@@ -174,14 +179,6 @@ class Branching(Scripted):
 
 def tiny_dflash(target: Target):
     """A random drafter in DFlash's format for a tiny target, sharper than noise so that it proposes something."""
-    import json
-    import tempfile
-    from pathlib import Path
-
-    from safetensors.torch import save_file
-
-    from draftwood.drafters.dflash import DFlashDrafter
-
     hidden, heads, kv, dim, inter, layers, taps = target.hidden_size, 4, 2, 8, 48, 2, [0, 2]
     torch.manual_seed(1)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}

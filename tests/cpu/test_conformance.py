@@ -23,11 +23,11 @@ from draftwood import engine as engine_module
 from draftwood import registry
 from draftwood.accept import Draw, Verdict
 from draftwood.engine import Engine
-from draftwood.latency import LatencyModel, Machine
+from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
-from tests.reference import Branching, Hostile, Noisy, Truthful, plain_logits, tiny_target
+from tests.reference import Branching, Hostile, Noisy, Truthful, plain_logits, tiny_dflash, tiny_target
 
 POLICIES = [
     "autoregressive", "dflash", "ddtree:1", "ddtree:7", "ddtree:40", "beam:3x4", "caddtree", "caddtree:paper",
@@ -83,19 +83,13 @@ def truth(family: Target) -> list[int]:
     return truth_of(family.name.removeprefix("tiny-"), "greedy")
 
 
-def dflash_drafter(target: Target, truth: list[int]):
-    from tests.reference import tiny_dflash
-
-    return tiny_dflash(target)
-
-
 DRAFTERS: dict[str, Callable] = {
     "truthful": lambda target, truth: Truthful("truthful", tap_layers=(0, 2), truth=truth),
     "noisy": lambda target, truth: Noisy("noisy"),
     "hostile": lambda target, truth: Hostile("hostile"),
     "branching": lambda target, truth: Branching("branching"),
     "ngram": lambda target, truth: registry.drafter("ngram", target),
-    "dflash": dflash_drafter,
+    "dflash": lambda target, truth: tiny_dflash(target),
 }
 
 
@@ -162,11 +156,10 @@ class Table:
     def verify(self, tree: Tree, cache: TableCache):
         cache.pending = tree
         before = [cache.tokens[-1] if p < 0 else int(tree.tokens[p]) for p in tree.parents]
-        return _Result(self.logits[torch.tensor(before), torch.from_numpy(tree.tokens)])
+        self.verified = self.logits[torch.tensor(before), torch.from_numpy(tree.tokens)]
+        return _Result(self.verified)
 
     def work(self, n: int, context: int):
-        from draftwood.latency import Work
-
         return Work(1.0, 1.0, 0)
 
 
@@ -218,26 +211,21 @@ def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float])
     return float(chi2.sf(statistic, len(cells) - 1))
 
 
-class Marginal(Noisy):
-    """A block drafter of the small vocabulary: candidates from fixed, target-like marginals."""
-
-
-def sample(policy: str, sampling: Sampling) -> tuple[Counter[tuple[int, ...]], Table]:
-    target = Table()
-    drafter = Marginal("noisy", vocab=SMALL, max_depth=LENGTH)
+def sample(target: Table, policy: str, sampling: Sampling) -> Counter[tuple[int, ...]]:
+    drafter = Noisy("noisy", vocab=SMALL, max_depth=LENGTH)
     made = Engine(target, drafter, registry.policy(policy), latency_of(target))
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(DRAWS):
         steps = made.run(START, LENGTH, dataclasses.replace(sampling, seed=seed))
         counts[tuple(token for step in steps for token in step.tokens)] += 1
-    return counts, target
+    return counts
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), SHAPED], ids=["T = 1", "everything"])
 @pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:7", "bastion"])
 def test_sampled_texts_have_the_exact_distribution(policy: str, sampling: Sampling) -> None:
-    counts, target = sample(policy, sampling)
-    assert p_value(counts, exact(target, sampling)) > ALARM
+    target = Table()
+    assert p_value(sample(target, policy, sampling), exact(target, sampling)) > ALARM
 
 
 def argmax_along_the_path(sampler_draw: Draw, logits: Callable[[int], torch.Tensor], tree: Tree) -> Verdict:
@@ -273,14 +261,13 @@ def ratio_of_masses(sampler_draw: Draw, logits: Callable[[int], torch.Tensor], t
 @pytest.mark.parametrize("wrong", [argmax_along_the_path, ratio_of_masses])
 def test_a_wrong_acceptance_rule_fails(wrong: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative controls: the test above can tell."""
+    target = Table()
 
     def accept(tree: Tree, draw: Draw) -> Verdict:
-        logits = draw.__closure__[[*draw.__code__.co_freevars].index("result")].cell_contents.logits
-        return wrong(draw, lambda node: logits[node], tree)
+        return wrong(draw, lambda node: target.verified[node], tree)
 
     monkeypatch.setattr(engine_module, "accept", accept)
-    counts, target = sample("ddtree:7", Sampling(1.0))
-    assert p_value(counts, exact(target, Sampling(1.0))) < ALARM
+    assert p_value(sample(target, "ddtree:7", Sampling(1.0)), exact(target, Sampling(1.0))) < ALARM
 
 
 # --- lower precision ------------------------------------------------------------------------------------------
