@@ -66,6 +66,9 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     as_json: Json = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
+    ] = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the last round's draft tree.")] = False,
 ) -> None:
     """Write an answer, streamed; with --json the text goes to a terminal's stderr instead."""
@@ -78,7 +81,7 @@ def generate(
     from draftwood.llm import load
 
     hide_progress_bars()
-    llm = load(target, drafter, policy, dtype=dtype, device=device)
+    llm = load(target, drafter, policy, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     stream = llm.stream(text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling)
     interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree)
     if as_json:

@@ -28,6 +28,7 @@ ENOUGH = 10.0  # observations after which a width is as good a witness for its n
 BUCKET = 64  # tokens of context that share one cost curve: their KV is small beside the weights
 
 GAIN = 0.12  # weight of a new observation in the long run
+PACE, FADE, LEAP = 0.25, 0.9, 0.5  # the pace follows and is forgotten within some ten rounds; one moves it 0.12 at most
 CALM = 0.2  # the same for the spread
 DOUBT = 0.3  # spread of log-ratios that is expected before any is known
 LEAST_SPREAD = 0.01
@@ -105,6 +106,12 @@ class Curve:
         seconds: Array = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
         return seconds
 
+    def seen(self, width: int) -> float:
+        """Observations of the least known of the two widths around `width`."""
+        left = int(np.searchsorted(WIDTHS, width, side="right")) - 1
+        right = min(int(np.searchsorted(WIDTHS, width)), len(WIDTHS) - 1)
+        return min(self.levels[left].seen, self.levels[right].seen)
+
     def learn(self, width: int, seconds: float, prior: Array) -> None:
         """One observation moves the widths on both sides of it, each by its nearness."""
         left = min(int(np.searchsorted(WIDTHS, width, side="right")) - 1, len(WIDTHS) - 2)
@@ -138,6 +145,8 @@ class LatencyModel:
         self.machine, self._verify_work, self._draft_work = machine, verify_work, draft_work
         self._verify, self._host = Curve(), Curve()
         self._draft, self._plain_host = Level(), Level()
+        self._warm: set[int] = set()  # widths that have run in this process
+        self._pace = 0.0  # log of how much slower all forwards are just now than they usually are
         self._priors: dict[int, Array] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
 
@@ -154,7 +163,7 @@ class LatencyModel:
 
     def predict_round(self, n: int, context: int, drafted: bool) -> float:
         """Expected seconds of a round that verifies n nodes; of a plain step if not `drafted`."""
-        verify = float(np.interp(1 + n, WIDTHS, self._verify.seconds(self._verify_prior(context))))
+        verify = self._verify_s(n, context)
         if not drafted:
             return verify + self._plain_host_s()
         return verify + self._draft_s(context) + float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
@@ -163,8 +172,9 @@ class LatencyModel:
         """Learn from where a round's seconds went."""
         verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
         host = round.total_s - verify - draft
-        if verify > 0:
-            self._verify.learn(1 + round.n, verify, self._verify_prior(round.context))
+        if verify > 0 and 1 + round.n in self._warm:
+            self._learn_verify(round, verify)
+        self._warm.add(1 + round.n)  # a width's first forward makes kernels for it: no word on the next ones
         if draft > 0:
             self._draft.move(log(draft / self._draft_s(round.context)))
         if host > 0 and round.drafted:
@@ -172,6 +182,19 @@ class LatencyModel:
         elif host > 0:
             self._plain_host.move(log(host / self._plain_host_s()))
         self._costs.clear()
+
+    def _learn_verify(self, round: Round, seconds: float) -> None:
+        """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
+
+        A machine that slows down for a while slows all widths. Blaming the one in use would send the policy to
+        others until it had wronged them all.
+        """
+        usual = seconds / exp(self._pace)
+        surprise = log(usual / self._verify_s(round.n, round.context))
+        known = self._verify.seen(1 + round.n) / ENOUGH  # a width that is new has itself to blame
+        self._verify.learn(1 + round.n, usual, self._verify_prior(round.context))
+        pace = self._pace + PACE * min(known, 1.0) * min(max(surprise, -LEAP), LEAP)
+        self._pace = FADE * pace
 
     def to_json(self) -> dict[str, object]:
         """What was learned, for `restore` in a later process with the same machine, target and drafter."""
@@ -202,6 +225,10 @@ class LatencyModel:
             seconds = [self.machine.seconds(self._verify_work(int(width), middle)) for width in WIDTHS]
             self._priors[bucket] = np.maximum(seconds, LEAST_S)
         return self._priors[bucket]
+
+    def _verify_s(self, n: int, context: int) -> float:
+        curve = self._verify.seconds(self._verify_prior(context))
+        return float(np.interp(1 + n, WIDTHS, curve))
 
     def _draft_s(self, context: int) -> float:
         prior = self.machine.seconds(self._draft_work(context)) if self._draft_work else 0.0

@@ -56,7 +56,9 @@ class Profile:
                 {str(k): str(v) for k, v in data["versions"].items()},
             )._checked()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{path} is not a profile: {error}. Delete it, or delete it and run draftwood calibrate.") from error
+            raise BadInput(
+                f"{path} is not a profile: {error}. Delete it, or delete it and run draftwood calibrate."
+            ) from error
 
     def _checked(self) -> Profile:
         table = np.array(self.seconds, np.float64)

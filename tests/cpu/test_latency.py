@@ -146,9 +146,19 @@ def test_a_bad_first_observation_is_forgotten() -> None:
     assert latency.costs(15, 100).verify_s[15] == pytest.approx(0.045, rel=0.1)
 
 
+def test_a_slow_spell_of_the_machine_is_not_blamed_on_the_width_in_use() -> None:
+    latency = trained([8, 16], rounds=80)
+    before = latency.costs(15, 100).verify_s
+    for _ in range(20):  # half as fast for a while, whatever the width
+        latency.observe(a_round(15, 2 * float(before[15])))
+    after = latency.costs(15, 100).verify_s
+    blame = np.log(after[15] / before[15]) - np.log(after[7] / before[7])
+    assert blame < 0.6 * np.log(2), "a plain average would put nearly all of it on the width in use"
+
+
 def test_a_lasting_change_is_followed() -> None:
     latency = trained([16])
-    for _ in range(60):
+    for _ in range(100):
         latency.observe(a_round(15, 0.090))
     assert latency.costs(15, 100).verify_s[15] == pytest.approx(0.090, rel=0.05)
 
