@@ -57,7 +57,7 @@ class Profile:
             )._checked()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadInput(
-                f"{path} is not a profile: {error}. Delete it, or delete it and run draftwood calibrate."
+                f"{path} is not a profile: {error}. Delete it; draftwood calibrate makes a new one."
             ) from error
 
     def _checked(self) -> Profile:
