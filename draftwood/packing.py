@@ -6,6 +6,9 @@ reordering costs as much as the product. Packed once, the results are the same n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +26,17 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+
+class PackedPart(nn.Module):
+    """One of several linear layers that are packed as one. For the model's own forward: lean code runs the whole."""
+
+    def __init__(self, whole: PackedLinear, start: int, stop: int) -> None:
+        super().__init__()
+        self.whole, self.start, self.stop = whole, start, stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(x)[..., self.start : self.stop]
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
@@ -50,3 +64,31 @@ def pack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
+
+
+def fuse(parent: nn.Module, names: Sequence[str]) -> nn.Linear:
+    """Linear layers of one input as one. The weights move into it; the layers themselves keep views of them."""
+    parts = [parent.get_submodule(name) for name in names]
+    whole = nn.Linear(1, 1, bias=False, device="meta")
+    for kind in ("weight", "bias"):
+        tensors: list[Tensor] = [getattr(part, kind) for part in parts]
+        if tensors[0] is None:
+            continue
+        joined = torch.cat(tensors).detach()
+        setattr(whole, kind, nn.Parameter(joined, requires_grad=False))
+        for part, view in zip(parts, joined.split([len(t) for t in tensors]), strict=True):
+            setattr(part, kind, nn.Parameter(view, requires_grad=False))
+    whole.out_features, whole.in_features = whole.weight.shape
+    return whole
+
+
+def fuse_packed(parent: nn.Module, names: Sequence[str]) -> nn.Module:
+    """The same, packed where that is possible. The layers of `parent` are then replaced by parts of it."""
+    widths: list[int] = [getattr(parent, name).out_features for name in names]
+    whole = fuse(parent, names)
+    if not can_pack(whole.weight):
+        return whole
+    packed = PackedLinear(whole.weight, whole.bias)
+    for name, stop, width in zip(names, accumulate(widths), widths, strict=True):
+        setattr(parent, name, PackedPart(packed, stop - width, stop))
+    return packed

@@ -1,4 +1,4 @@
-"""Everything one target forward needs besides the weights, computed once per round and read by every layer."""
+"""What one target forward needs besides the weights, computed once per round and read by every layer; what it gives."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ class Plan:
         allowed = torch.from_numpy(seen).to(self.tokens.device)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=allowed.device)
         return mask.masked_fill_(~allowed, -torch.inf).repeat(groups, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What one forward says about every token of a plan."""
+
+    logits: Tensor  # [sum N, V]; of a prompt chunk only the last row is computed: [1, V]
+    taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
 
 
 def make_plan(

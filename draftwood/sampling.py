@@ -62,7 +62,8 @@ def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     """Temperature, top-k, top-p and min-p on `scores` [V]; what is cut becomes -inf."""
-    scores = scores / sampling.temperature
+    # From the top and in double: a tiny temperature must not overflow the best score, nor round to zero.
+    scores = (scores - scores.max()).double() / sampling.temperature
     if 0 < sampling.top_k < scores.numel():
         scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[-1], -math.inf)
     if sampling.top_p < 1:

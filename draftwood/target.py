@@ -1,81 +1,64 @@
 """The target: a transformers causal LM that verifies whole trees in one forward and shows its hidden states.
 
-The universal path: the model's own modules run, with `attention/` registered as their attention, our cache as
-their cache and the plan handed down as a keyword argument. Whether a model really honours all of that is
-checked once at load by comparing a small tree with the model's plain forward.
+The forward takes one of two paths: `universal.py` serves any model, `lean.py` dense Llama-shaped ones with less
+around the matrix products. Whether a model really follows a tree on its path is checked once at load by comparing
+a small tree with the model's plain forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from draftwood import attention
+from draftwood import lean
 from draftwood.cache import KVCache
-from draftwood.errors import BadModel
+from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.latency import Work
-from draftwood.packing import pack_linears
-from draftwood.plan import Plan, make_plan
+from draftwood.plan import Plan, Verified, make_plan
 from draftwood.tree import Tree, TreeBatch, chain_tree
+from draftwood.universal import Universal
 
-OPERATORS_PER_LAYER = 40  # launches in one eager decoder layer, for the prior only; measurements correct it
+PATHS = ("auto", "universal", "lean")
 REWINDABLE = {"full_attention", "sliding_attention", None}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verified:
-    """What one forward says about every token of a plan."""
+class Path(Protocol):
+    """How a forward runs: through the model's own modules, or leaner."""
 
-    logits: Tensor  # [sum N, V]; of a prompt chunk only the last row is computed: [1, V]
-    taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
+    name: str
+    launches_per_layer: int
 
-
-class Taps:
-    """Outputs of chosen decoder layers, collected by forward hooks (hidden_states[l + 1] of transformers)."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._outputs: list[Tensor | None] = [None] * len(layers)
-        self._handles: list[RemovableHandle] = [
-            layer.register_forward_hook(self._hook(i)) for i, layer in enumerate(layers)
-        ]
-
-    def _hook(self, index: int) -> Callable[..., None]:
-        def keep(_module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
-            self._outputs[index] = output[0] if isinstance(output, tuple) else output
-
-        return keep
-
-    def take(self) -> Tensor | None:
-        """`[sum N, layers * hidden]` of the last forward, and forget it."""
-        outputs = [o for o in self._outputs if o is not None]
-        self._outputs = [None] * len(self._outputs)
-        return torch.cat([o[0] for o in outputs], dim=-1) if outputs else None
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def tap(self, layers: Sequence[int]) -> None: ...
+    def attach(self) -> None: ...
+    def release(self) -> None: ...
+    def pack(self) -> None: ...
+    def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified: ...
 
 
 class Target:
     """A causal LM in draftwood's hands. `model` stays an ordinary transformers model."""
 
-    def __init__(self, model: PreTrainedModel, name: str, tap_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, name: str, tap_layers: Sequence[int] = (), path: str = "auto") -> None:
+        """`path` is auto (lean where the model allows it), universal or lean.
+
+        Raises
+        ------
+        BadModel: it cannot be rewound, or does not follow a tree mask.
+        BadInput: an unknown path, or the lean one for a model of another shape.
+        """
         self.model = model.eval()
         self.name = name
         self.config = model.config.get_text_config()
         refuse_unrewindable(self)
-        attention.register()
-        self._usual_attention = model.config._attn_implementation
-        self._taps = Taps([])
-        self.tap_layers = tuple(tap_layers)
         self.weight_bytes = weight_bytes(model)
-        self.attach()
+        self.path = choose_path(model, name, path)
+        self.path.attach()
+        self.tap(tap_layers)
         check_tree_attention(self)
 
     # --- facts -------------------------------------------------------------------------------------------
@@ -126,7 +109,7 @@ class Target:
         return Work(
             flops=2 * n_tokens * weights / self.dtype.itemsize + 4 * pairs * self.hidden_size * self.num_layers,
             bytes=weights + (context + 2 * n_tokens) * self.kv_bytes_per_token(),
-            launches=OPERATORS_PER_LAYER * self.num_layers,
+            launches=self.path.launches_per_layer * self.num_layers,
         )
 
     # --- parts a drafter shares --------------------------------------------------------------------------
@@ -147,9 +130,8 @@ class Target:
     # --- forwards ----------------------------------------------------------------------------------------
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
-        self._taps.remove()
         self.tap_layers = tuple(layers)
-        self._taps = Taps([decoder_layers(self.model)[i] for i in layers])
+        self.path.tap(layers)
 
     def new_cache(self, capacity: int, requests: int = 1) -> KVCache:
         return KVCache(self.num_layers, capacity, requests)
@@ -162,15 +144,7 @@ class Target:
     def verify(self, plan: Plan, cache: KVCache, last_only: bool = False) -> Verified:
         """One forward over the plan's tokens. Their keys and values lie in the cache, uncommitted."""
         cache.place(plan)
-        out = self.model(
-            input_ids=plan.tokens,
-            position_ids=plan.positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            plan=plan,
-        )
-        return Verified(out.logits[0], self._taps.take())
+        return self.path.verify(plan, cache, last_only)
 
     def prefill(self, chunk: Sequence[int], cache: KVCache, row: int = 0) -> Verified:
         """Commit a chunk of known tokens: its taps, and the logits after its last token alone."""
@@ -180,27 +154,25 @@ class Target:
 
     # --- whose model it is -------------------------------------------------------------------------------
     def attach(self) -> None:
-        """Exchange the model's attention for ours and hook its tapped layers."""
-        self.model.set_attn_implementation(attention.NAME)
-        self.tap(self.tap_layers)
+        """Take a model back that `release` gave away."""
+        self.path.attach()
 
     def release(self) -> None:
-        """Give the model back as its users know it; `attach` takes it again."""
-        self._taps.remove()
-        self.model.set_attn_implementation(self._usual_attention)
+        """Give the model back as its users know it."""
+        self.path.release()
 
     def pack(self) -> None:
         """Pack the weights for a CPU. The model's own forward then runs on them too."""
-        pack_linears(self.model)
+        self.path.pack()
 
     @contextmanager
     def plain_transformers(self) -> Iterator[PreTrainedModel]:
         """The model with its usual attention, for `model.generate` on the same weights."""
-        self.release()
+        self.path.release()
         try:
             yield self.model
         finally:
-            self.attach()
+            self.path.attach()
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
@@ -210,14 +182,14 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return sum(p.nbytes for p in model.parameters() if tied or p is not table)
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The stack of decoder layers, whatever the family calls it."""
-    count = model.config.get_text_config().num_hidden_layers
-    decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model.base_model
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise BadModel(f"No stack of {count} decoder layers was found in {type(model).__name__}; it cannot be tapped.")
+def choose_path(model: PreTrainedModel, name: str, asked: str) -> Path:
+    """The lean path unless it is not wanted or declines the model."""
+    if asked not in PATHS:
+        raise BadInput(f"target_path is {asked!r}; expected one of {', '.join(PATHS)}.{nearest(asked, PATHS)}")
+    reason = lean.declines(model)
+    if asked == "lean" and reason is not None:
+        raise BadInput(f"{name} cannot take the lean path: {reason}; use target_path auto or universal.")
+    return Universal(model, name) if asked == "universal" or reason is not None else lean.Lean(model)
 
 
 def refuse_unrewindable(target: Target) -> None:
@@ -228,11 +200,6 @@ def refuse_unrewindable(target: Target) -> None:
         raise BadModel(
             f"{target.name} ({type(target.model).__name__}) keeps {found}, which cannot be rewound after a rejected "
             "draft; draftwood needs a model with full or sliding-window attention in every layer."
-        )
-    if not getattr(target.model, "_supports_attention_backend", False):
-        raise BadModel(
-            f"{target.name} ({type(target.model).__name__}) does not let its attention be exchanged; draftwood "
-            "needs a transformers model that supports attention backends."
         )
 
 

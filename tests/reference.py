@@ -60,8 +60,12 @@ def tiny_model(family: str = "llama", dtype: torch.dtype = torch.float64, seed: 
     return model
 
 
-def tiny_target(family: str = "llama", **options) -> Target:
-    return Target(tiny_model(family, **options), f"tiny-{family}")
+LEAN = ("llama", "qwen2", "qwen3", "mistral", "qwen3_sliding")
+ON_PATHS = [*((family, "universal") for family in FAMILIES), *((family, "lean") for family in LEAN)]
+
+
+def tiny_target(family: str = "llama", path: str = "auto", **options) -> Target:
+    return Target(tiny_model(family, **options), f"tiny-{family}", path=path)
 
 
 @torch.inference_mode()

@@ -42,24 +42,37 @@ def attend(
             f"{type(module).__name__} was run with draftwood's attention but without a plan: either the model does "
             "not hand keyword arguments to its attention, or it was called outside draftwood's engine."
         )
-    groups = query.shape[1] // key.shape[1]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    seen = attend_slots(query[0], key, value, plan, scale, sliding_window, softcap, s_aux)
+    return seen[None].contiguous(), None
+
+
+def attend_slots(
+    query: Tensor,  # [H, sum N, d]
+    key: Tensor,  # [B, H_kv, S, d]: every slot of the cache
+    value: Tensor,  # [B, H_kv, S, d_v]
+    plan: Plan,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What the plan's tokens see in their slots: `[sum N, H, d_v]`."""
+    groups = query.shape[0] // key.shape[1]
     parts = []
     for index, part in enumerate(plan.segments):
         extent = part.context + part.size
-        mine = query[0, :, part.start : part.stop]
         args = AttentionArgs(
-            query=mine.unflatten(0, (key.shape[1], groups)),
+            query=query[:, part.start : part.stop].unflatten(0, (key.shape[1], groups)),
             key=key[part.row, :, :extent],
             value=value[part.row, :, :extent],
-            mask=plan.mask(index, sliding_window, groups),
+            mask=plan.mask(index, window, groups),
             scale=scale,
             softcap=softcap,
-            sinks=s_aux,
+            sinks=sinks,
         )
         parts.append(_first(args).flatten(0, 1).transpose(0, 1))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out[None].contiguous(), None
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _first(args: AttentionArgs) -> Tensor:

@@ -7,24 +7,30 @@ and the head are the target's own.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
+from draftwood.decoder import heads_norm, norm
 from draftwood.drafters.base import Request
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
-from draftwood.drafters.dflash_weights import Layer, Weights, build_weights
+from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.drafters.lattice import lattice_of
-from draftwood.drafters.rotary import Rotary, rotate
 from draftwood.errors import BadInput
 from draftwood.latency import Work
+from draftwood.rotary import Rotary, rotate
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
 LAUNCHES_PER_LAYER, LAUNCHES_AROUND = 16, 30  # operators, for the latency prior
+
+View = tuple[int, Tensor | None]  # the first key that a block sees, and a mask if it needs one
 
 
 class DFlashState:
@@ -62,8 +68,7 @@ class DFlashDrafter:
         self.max_depth = depth or config.block_size - 1
         self._weights = weights
         self._target = target
-        device, dtype = weights.norm.device, weights.norm.dtype
-        self._rotary = Rotary(config.rope, config.head_dim, config.max_positions, device, dtype)
+        self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -116,7 +121,8 @@ class DFlashDrafter:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
         hidden = self._block(self._embed_roots([request.root for request in requests]), states)
-        logits = self._target.head(self._norm(hidden[:, 1 : 1 + self.max_depth].flatten(0, 1), self._weights.norm))
+        block = hidden[:, 1 : 1 + self.max_depth].flatten(0, 1)
+        logits = self._target.head(norm(block, self._weights.norm, self.config.norm_eps))
         rows = logits.view(len(requests), self.max_depth, -1)
         return [lattice_of(row, request.width) for row, request in zip(rows, requests, strict=True)]
 
@@ -134,13 +140,6 @@ class DFlashDrafter:
             launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
         )
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape[-1:], weight, self.config.norm_eps)
-
-    def _heads_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """RMSNorm over the last axis with a weight for each head, `[N, …, D]` by `[…, D]`."""
-        return x if weight is None else F.rms_norm(x, x.shape[-1:], None, self.config.norm_eps) * weight
-
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:
             waiting, state.waiting = state.waiting, 0
@@ -151,10 +150,10 @@ class DFlashDrafter:
         config, weights, start = self.config, self._weights, state.projected
         stop = start + len(taps)
         state.reserve(stop + config.block_size)
-        features = self._norm(weights.fc(taps.to(weights.norm)), weights.feature_norm)
+        features = norm(weights.fc(taps.to(weights.norm)), weights.feature_norm, config.norm_eps)
         kv = weights.context_kv(features)
         kv = kv.view(len(taps), config.num_layers, 2, config.num_kv_heads, config.head_dim)
-        keys = self._heads_norm(kv[:, :, 0], weights.context_k_norm)
+        keys = heads_norm(kv[:, :, 0], weights.context_k_norm, config.norm_eps)
         cos, sin = self._rotary(start, stop)
         state.kv[:, 0, :, start:stop] = rotate(keys.flatten(1, 2), cos, sin).view_as(keys).permute(1, 2, 0, 3)
         state.kv[:, 1, :, start:stop] = kv[:, :, 1].permute(1, 2, 0, 3)
@@ -178,27 +177,32 @@ class DFlashDrafter:
             for sight in set(self.config.sights)
         }
         for i, (layer, sight) in enumerate(zip(self._weights.layers, self.config.sights, strict=True)):
-            parts = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
-            q, k, v = (part.unflatten(0, (len(states), size)) for part in parts)
-            seen = [
-                attend(state.kv[i], state.projected, q[r], k[r], v[r], *views[sight][r])
-                for r, state in enumerate(states)
-            ]
-            x = x + layer.output(torch.cat(seen))
-            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
+            attend = partial(self._attend, [state.kv[i] for state in states], states, views[sight])
+            x = layer.run(x, cos, sin, self.config.shape, attend)
         return x.unflatten(0, (len(states), size))
 
-    def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries `[N, H, D]`, rotated keys and values `[N, G, D]` of `[N, hidden]`."""
-        heads = self.config.num_heads
-        rotated = heads + self.config.num_kv_heads
-        qkv = layer.qkv(x).unflatten(-1, (-1, self.config.head_dim))
-        qk = rotate(self._heads_norm(qkv[:, :rotated], layer.qk_norm), cos, sin)
-        return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
+    def _attend(
+        self, kv: list[Tensor], states: list[DFlashState], views: list[View], q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Every block behind its own context: `[R * B, H * D]`."""
+        q, k, v = (part.unflatten(0, (len(states), -1)) for part in (q, k, v))
+        return torch.cat(
+            [attend(kv[r], state.projected, q[r], k[r], v[r], *views[r]) for r, state in enumerate(states)]
+        )
 
 
-def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> tuple[int, Tensor | None]:
+def rotary_embedding(config: DFlashConfig) -> nn.Module:
+    """transformers knows linear, llama3 and yarn scaling."""
+    return Qwen3RotaryEmbedding(
+        Qwen3Config(
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_positions,
+            rope_parameters=dict(config.rope),
+        )
+    )
+
+
+def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> View:
     """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
 
     Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from draftwood.decoder import Shape
 from draftwood.errors import BadModel
+from draftwood.rotary import STATIC
 
 if TYPE_CHECKING:
     from draftwood.target import Target
 
 ARCHITECTURE = "DFlashDraftModel"
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not depend on the length
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class DFlashConfig:
     @property
     def num_layers(self) -> int:
         return len(self.sights)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.num_heads, self.num_kv_heads, self.head_dim, self.norm_eps)
 
     @property
     def tap_width(self) -> int:
@@ -204,8 +209,8 @@ def _rope(keys: _Keys) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise keys.wrong(source, "an object")
     rope = {**given, "rope_type": given.get("rope_type", given.get("type", "default"))}
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise keys.wrong(source, f"a rope_type out of {', '.join(ROPE_TYPES)}")
+    if rope["rope_type"] not in STATIC:
+        raise keys.wrong(source, f"a rope_type out of {', '.join(STATIC)}")
     rope["rope_theta"] = _Keys({"rope_theta": keys.get("rope_theta"), **given}, keys.name).real("rope_theta")
     return rope
 

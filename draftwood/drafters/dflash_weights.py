@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from draftwood.decoder import Layer
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.errors import BadModel
 from draftwood.packing import linear
@@ -16,19 +17,6 @@ SHARED = (
     "lm_head.weight",
 )  # some exports repeat the target's own; the target's are used
 DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One decoder layer: H query heads, G heads of keys and values, D wide; I inside the MLP."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: nn.Module  # hidden -> (H + 2 G) * D
-    qk_norm: Tensor | None  # [H + G, D]
-    output: nn.Module  # H * D -> hidden
-    post_norm: Tensor  # [hidden]
-    gate_up: nn.Module  # hidden -> 2 I
-    down: nn.Module  # I -> hidden
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,60 @@
+"""A decoder layer of the Llama shape in as few and large operations as possible: targets and drafters share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftwood.rotary import rotate
+
+# Rotated queries [N, H, D], rotated keys [N, G, D] and values [N, G, D] of N tokens -> what they saw, [N, H * D]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the layers of one model have in common."""
+
+    heads: int  # H query heads
+    kv_heads: int  # G heads of keys and values
+    head_dim: int  # D
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The weights of one decoder layer, I wide inside the MLP."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: nn.Module  # hidden -> (H + 2 G) * D
+    qk_norm: Tensor | None  # [H + G, D]
+    output: nn.Module  # H * D -> hidden
+    post_norm: Tensor  # [hidden]
+    gate_up: nn.Module  # hidden -> 2 I
+    down: nn.Module  # I -> hidden
+
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, shape: Shape, attend: Attend) -> Tensor:
+        """The layer's output `[N, hidden]` for `x` `[N, hidden]` at the positions of `cos` and `sin` `[N, 1, D]`."""
+        q, k, v = self._project(norm(x, self.input_norm, shape.norm_eps), cos, sin, shape)
+        x = x + self.output(attend(q, k, v))
+        gate, up = self.gate_up(norm(x, self.post_norm, shape.norm_eps)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+    def _project(self, x: Tensor, cos: Tensor, sin: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+        rotated = shape.heads + shape.kv_heads
+        qkv = self.qkv(x).unflatten(-1, (-1, shape.head_dim))
+        qk = rotate(heads_norm(qkv[:, :rotated], self.qk_norm, shape.norm_eps), cos, sin)
+        return qk[:, : shape.heads], qk[:, shape.heads :], qkv[:, rotated:]
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last axis."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def heads_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm over the last axis with a weight for each head, `[N, …, D]` by `[…, D]`; nothing without weights."""
+    return x if weight is None else F.rms_norm(x, x.shape[-1:], None, eps) * weight

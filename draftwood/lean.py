@@ -1,0 +1,141 @@
+"""The lean path: the forward of dense Llama-shaped models as a short loop over their own, fused weights.
+
+transformers spends more time between the matrix products of a small model than in them. Here a layer is four
+products and about fifteen small operators, taps go straight into one buffer, and the head runs for the rows that
+need logits. Equal to the universal path up to rounding; models of any other shape are declined with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftwood.attention import attend_slots
+from draftwood.cache import KVCache
+from draftwood.decoder import Layer, Shape, norm
+from draftwood.packing import fuse, fuse_packed, pack_linears
+from draftwood.plan import Plan, Verified
+from draftwood.rotary import STATIC, Rotary
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+# Layer, rotated q [N, H, D], rotated k [N, G, D], v [N, G, D] -> [N, H * D]; also stores keys and values
+AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Fuse = Callable[[nn.Module, Sequence[str]], nn.Module]
+
+
+def declines(model: PreTrainedModel) -> str | None:
+    """Why `model` cannot take the lean path; None if it can."""
+    config = model.config
+    kind = type(model)
+    if kind.__name__ not in ARCHITECTURES or not kind.__module__.startswith("transformers.models."):
+        return f"{kind.__name__} is none of {', '.join(ARCHITECTURES)}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its MLP uses {config.hidden_act}, not SwiGLU"
+    if model.model.rotary_emb.rope_type not in STATIC:
+        return f"its rotary frequencies ({model.model.rotary_emb.rope_type}) depend on the length"
+    for name, module in model.model.layers.named_modules():
+        if name.endswith(PROJECTIONS) and type(module) is not nn.Linear:
+            return f"its layer {name} is {type(module).__name__}, not a plain linear one"
+    return None
+
+
+class Lean:
+    """A functional forward over the weights of `model`, which stays usable as it is."""
+
+    name = "lean"
+    launches_per_layer = 20  # for the latency prior only
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        config, decoder = model.config, model.model
+        self.shape = Shape(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            decoder.layers[0].self_attn.head_dim,
+            config.rms_norm_eps,
+        )
+        self._scale = decoder.layers[0].self_attn.scaling
+        self.windows = [window(model, i) for i in range(len(decoder.layers))]
+        self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
+        self._layers = self._collect(fuse)
+        self._taps: dict[int, int] = {}
+
+    def _collect(self, fuse: Fuse) -> list[Layer]:
+        return [
+            Layer(
+                input_norm=block.input_layernorm.weight,
+                qkv=fuse(block.self_attn, ("q_proj", "k_proj", "v_proj")),
+                qk_norm=self._qk_norm(block.self_attn),
+                output=block.self_attn.o_proj,
+                post_norm=block.post_attention_layernorm.weight,
+                gate_up=fuse(block.mlp, ("gate_proj", "up_proj")),
+                down=block.mlp.down_proj,
+            )
+            for block in self.model.model.layers
+        ]
+
+    def _qk_norm(self, attention: Any) -> Tensor | None:
+        """`[H + G, D]`, a row for each head (Qwen3)."""
+        if "q_norm" not in attention._modules:
+            return None
+        query, key = attention.q_norm.weight, attention.k_norm.weight
+        return torch.cat([query.expand(self.shape.heads, -1), key.expand(self.shape.kv_heads, -1)])
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Collect the outputs of these decoder layers from now on."""
+        self._taps = {layer: place for place, layer in enumerate(layers)}
+
+    def attach(self) -> None:
+        """Nothing of the model is exchanged."""
+
+    def release(self) -> None:
+        """Nothing of the model was exchanged."""
+
+    def pack(self) -> None:
+        """Pack the weights for a CPU, projections of one input together."""
+        fused = self._collect(fuse_packed)
+        pack_linears(self.model)
+        self._layers = [
+            Layer(f.input_norm, f.qkv, f.qk_norm, b.self_attn.o_proj, f.post_norm, f.gate_up, b.mlp.down_proj)
+            for f, b in zip(fused, self.model.model.layers, strict=True)
+        ]
+
+    def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
+        """One forward over the plan's tokens, their keys and values into `cache`."""
+        self.rotary.reserve(max(part.context + part.size for part in plan.segments))
+        return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), last_only)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, last_only: bool = False) -> Verified:
+        """Logits and taps of `tokens` [N] at `positions` [N]; nothing in here waits for a device."""
+        x = F.embedding(tokens, self.model.model.embed_tokens.weight)
+        hidden = x.shape[1]
+        taps = x.new_empty(len(x), len(self._taps) * hidden) if self._taps else None
+        cos, sin = self.rotary.at(positions)
+        for i, layer in enumerate(self._layers):
+            x = layer.run(x, cos, sin, self.shape, partial(attend, i))
+            if taps is not None and i in self._taps:
+                taps[:, self._taps[i] * hidden : (self._taps[i] + 1) * hidden] = x
+        x = norm(x[-1:] if last_only else x, self.model.model.norm.weight, self.shape.norm_eps)
+        return Verified(self.model.lm_head(x), taps)
+
+    def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
+        seen = attend_slots(q.transpose(0, 1), keys, values, plan, self._scale, self.windows[layer])
+        return seen.flatten(1)
+
+
+def window(model: PreTrainedModel, layer: int) -> int | None:
+    """How many positions a layer looks back, itself included; None for all."""
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds is not None and kinds[layer] != "sliding_attention":
+        return None
+    size: int | None = getattr(model.config, "sliding_window", None)
+    return size
