@@ -59,7 +59,7 @@ def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: 
     return {
         "ceiling": ceiling(llm, contexts[len(contexts) // 2]),
         "memory": peak_memory(),
-        "settings": {**asked, "target": llm.target.name, "dtype": dtype},
+        "settings": {**asked, "target": options.target or Path(llm.target.name).name, "dtype": dtype},
         "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},
         "environment": environment(),
     }
