@@ -8,11 +8,37 @@ tree, then by rank, so that growth is deterministic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
 from draftwood.tree import Ints, Lattice, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a policy grows its tree, in numbers: called here, followed with static shapes on a device."""
+
+    n_max: int  # nodes in all
+    per_depth: int | None = None  # nodes of one depth: 1 for a chain, a beam's width; None: any number
+    depth: int | None = None  # of the deepest node; None: the draft's
+
+    def __call__(self, draft: Lattice | Tree, root: int) -> Tree:
+        """The tree below the token `root`."""
+        if self.per_depth is None:
+            return grow(draft, root, self.n_max)
+        if self.per_depth == 1:
+            return chain(draft, root, self.n_max)
+        return beam(draft, root, self.per_depth, self.depth or self.n_max)
+
+    def size(self, depth: int, width: int) -> int:
+        """The most nodes that a lattice [depth, width] can give."""
+        total, level = 0, 1
+        for _ in range(min(depth, self.depth or depth)):
+            level = min(level * width, self.per_depth or self.n_max, self.n_max)
+            total += level
+        return min(total, self.n_max)
 
 
 def grow(draft: Lattice | Tree, root: int, n_max: int) -> Tree:

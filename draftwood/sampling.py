@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.errors import BadInput
@@ -81,6 +82,12 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that belongs to this seed and position: Philox, counter-based."""
     bits = np.random.Philox(key=seed, counter=position).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
+
+
+def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
+    """`uniform` at the positions from `start` on, `[count]`: a position is one block of four numbers."""
+    bits = np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4]
+    return np.asarray((bits >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def invert(scores: Tensor, u: float) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import draftwood
-from draftwood.grow import grow
+from draftwood.grow import Growth
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,12 @@ class Likely:
     calibrated: bool = True  # masses corrected by experience, not the drafter's own
     convex: bool = False  # costs do not matter to it
 
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max)  # the best-first tree
+
     def drafts(self, outlook: Outlook) -> bool:
         return True
-
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return grow(draft, root, self.n_max)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return int((mass >= self.least).sum())

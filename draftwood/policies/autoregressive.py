@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree, root_only
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class Autoregressive:
     def drafts(self, outlook: Outlook) -> bool:
         return False
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return root_only(root)
+    @property
+    def grow(self) -> Growth:
+        return Growth(0)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return 0

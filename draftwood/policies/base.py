@@ -70,7 +70,7 @@ class Policy(Protocol):
         ...
 
     def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        """The candidate tree, at most `n_max` nodes, best first."""
+        """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device."""
         ...
 
     def choose(self, mass: Floats, costs: Costs) -> int:

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftwood.grow import grow
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook, Policy
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ class Bastion:
         hopeful = np.isnan(outlook.gain) or outlook.gain >= 1
         return bool(hopeful or outlook.idle * self.toll * outlook.gain >= 1 - outlook.gain)
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return grow(draft, root, self.n_max)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         # The draft is paid for by now and still counts: over a long run, tokens per second are the expected
@@ -86,8 +87,9 @@ class BastionPaper:
     def drafts(self, outlook: Outlook) -> bool:
         return True
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return grow(draft, root, self.n_max)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         size = len(mass)

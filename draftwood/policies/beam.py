@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftwood.errors import BadInput
-from draftwood.grow import beam
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Beam:
     def drafts(self, outlook: Outlook) -> bool:
         return True
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return beam(draft, root, self.width, self.depth)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max, self.width, self.depth)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return len(mass)

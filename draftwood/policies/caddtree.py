@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftwood.grow import grow
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ class CaDDTree:
     def drafts(self, outlook: Outlook) -> bool:
         return True
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return grow(draft, root, self.n_max)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         nodes = np.arange(1 + len(mass))

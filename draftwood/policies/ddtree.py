@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftwood.grow import grow
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class DDTree:
     def drafts(self, outlook: Outlook) -> bool:
         return True
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return grow(draft, root, self.n_max)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return len(mass)

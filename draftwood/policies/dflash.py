@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftwood.grow import chain
+from draftwood.grow import Growth
 from draftwood.policies import argument as read
 from draftwood.policies.base import Costs, Outlook
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Floats
 
 LONGEST = 64  # deeper than any block: the drafter decides
 
@@ -36,8 +36,9 @@ class DFlash:
     def drafts(self, outlook: Outlook) -> bool:
         return True
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
-        return chain(draft, root, self.n_max)
+    @property
+    def grow(self) -> Growth:
+        return Growth(self.n_max, per_depth=1)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return len(mass)

@@ -1,0 +1,108 @@
+"""The target's own token at every node, on the device: `sampling.py` for rows of logits, token for token.
+
+The uniform numbers are made on the host, all of an answer at once, by the generator that the host's draws use, and
+wait in a buffer that is read by position. That is exact without a second implementation of Philox, and one copy of
+8 bytes per token of the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.sampling import Sampling, uniforms
+
+ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide tree over a large vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which rules a captured graph holds. Their parameters are buffers; the absent ones cost nothing."""
+
+    greedy: bool
+    penalty: bool
+    cut: bool  # top-k or top-p: these sort the vocabulary
+
+    @classmethod
+    def of(cls, sampling: Sampling, vocab: int) -> Kind:
+        cut = 0 < sampling.top_k < vocab or sampling.top_p < 1
+        return cls(sampling.greedy, sampling.repetition_penalty != 1, cut and not sampling.greedy)
+
+
+class Dice:
+    """Everything that shapes and decides the draws of one request, in static buffers."""
+
+    def __init__(self, positions: int, vocab: int, device: torch.device) -> None:
+        self.kind = Kind(greedy=True, penalty=False, cut=False)
+        self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)  # tokens of prompt and answer so far
+        self.uniforms = torch.zeros(positions, dtype=torch.float64, device=device)  # by position in the text
+        self._temperature, self._top_p, self._min_p, self._penalty = (
+            torch.ones((), dtype=torch.float64, device=device) for _ in range(4)
+        )
+        self._top_k = torch.ones((), dtype=torch.int64, device=device)
+
+    def reset(self, sampling: Sampling, tokens: list[int]) -> None:
+        """Start an answer after `tokens`, the prompt and everything committed."""
+        vocab = len(self.seen)
+        self.kind = Kind.of(sampling, vocab)
+        self.seen.zero_()
+        self.observe(torch.tensor(tokens, device=self.seen.device))
+        if not sampling.greedy:
+            self.uniforms.copy_(torch.from_numpy(uniforms(sampling.seed, 0, len(self.uniforms))))
+            self._temperature.fill_(sampling.temperature)
+        self._top_k.fill_(sampling.top_k if 0 < sampling.top_k < vocab else vocab)
+        self._top_p.fill_(sampling.top_p)
+        self._min_p.fill_(sampling.min_p)
+        self._penalty.fill_(sampling.repetition_penalty)
+
+    def observe(self, tokens: Tensor) -> None:
+        """These tokens [M] are part of the text now."""
+        self.seen.index_fill_(0, tokens, True)
+
+    def draw(self, logits: Tensor, positions: Tensor, tokens: Tensor, line: Tensor) -> Tensor:
+        """The target's token `[M]` after each of M nodes.
+
+        `logits` [M, V]; `positions` [M] of the tokens to draw; `tokens` [M] and `line` [M, C] of the tree, whose
+        paths count as seen.
+        """
+        if self.kind.greedy and not self.kind.penalty:
+            return logits.argmax(-1)
+        parts = zip(logits.split(ROWS), positions.split(ROWS), tokens[line].split(ROWS), strict=True)
+        return torch.cat([self._draw(*part) for part in parts])
+
+    def _draw(self, logits: Tensor, positions: Tensor, path: Tensor) -> Tensor:
+        scores = logits.double() if logits.dtype == torch.float64 else logits.float()
+        if self.kind.penalty:
+            seen = self.seen.expand(len(scores), -1).scatter(1, path, True)
+            scores = torch.where(seen, self._penalized(scores), scores)
+        if self.kind.greedy:
+            return scores.argmax(-1)
+        return invert(self._warp(scores), self.uniforms[positions])
+
+    def _penalized(self, scores: Tensor) -> Tensor:
+        return torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
+
+    def _warp(self, scores: Tensor) -> Tensor:
+        """`sampling.warp` on rows; a parameter that leaves everything as it is cuts nothing."""
+        scores = (scores - scores.amax(-1, keepdim=True)).double() / self._temperature
+        if self.kind.cut:
+            scores = self._cut(scores)
+        probs = scores.softmax(-1)
+        return scores.masked_fill(probs < self._min_p * probs.amax(-1, keepdim=True), -torch.inf)
+
+    def _cut(self, scores: Tensor) -> Tensor:
+        """Top-k and top-p with one sort."""
+        ordered, order = scores.sort(stable=True)
+        least = ordered.gather(1, (scores.shape[1] - self._top_k).expand(len(scores), 1))
+        scores = scores.masked_fill(scores < least, -torch.inf)
+        cut = ordered.masked_fill(ordered < least, -torch.inf).softmax(-1).cumsum(-1) <= 1 - self._top_p
+        cut[:, -1] = False  # one token always stays
+        return scores.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
+
+
+def invert(scores: Tensor, u: Tensor) -> Tensor:
+    """The tokens `[M]` at quantiles `u` [M] of softmax(scores) [M, V]; never one of probability 0."""
+    mass = scores.softmax(-1).cumsum(-1)
+    return torch.searchsorted(mass, u[:, None] * mass[:, -1:], right=True)[:, 0]

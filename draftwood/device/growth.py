@@ -1,0 +1,93 @@
+"""Growth with static shapes: `grow.py` as a fixed sequence of torch operations, for a lattice on the device.
+
+Level by level: the first m nodes of a depth come from the first m nodes of the depth above, because a node never
+precedes its parent. Within a level the order is (cost, parent's place, rank), over levels it is (cost, depth), so
+one stable sort for each level and one over all of them give the order of the heap. The node of the p-th parent with
+rank r comes after the (p + 1)(r + 1) - 1 nodes of its level with no later parent and no higher rank: only pairs with
+(p + 1)(r + 1) <= m are candidates, m log m of them instead of m times K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.grow import Growth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTree:
+    """A tree of static size. Entries after the first 1 + `count` are absent: mass 0, children of the root."""
+
+    tokens: Tensor  # [1 + N] int64; the root first
+    parents: Tensor  # [1 + N] int64; the root is its own
+    depths: Tensor  # [1 + N] int64; absent ones are at depth 1
+    mass: Tensor  # [1 + N] float32
+    count: Tensor  # [] int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """The candidates of one depth, ordered by (parent, rank)."""
+
+    parent: Tensor  # [C] place of the parent among the nodes kept of the depth above
+    rank: Tensor  # [C]
+    kept: int
+
+
+class Grower:
+    """Grows trees of one `Growth` from lattices `[depth, width]`."""
+
+    def __init__(self, growth: Growth, depth: int, width: int, device: torch.device) -> None:
+        self.size = growth.size(depth, width)  # N
+        self._levels: list[_Level] = []
+        most = growth.n_max if growth.per_depth is None else min(growth.n_max, growth.per_depth)
+        front = 1
+        for _ in range(min(depth, growth.depth or depth) if self.size else 0):
+            pairs = [(p, r) for p in range(front) for r in range(min(width, most // (p + 1)))]
+            front = min(most, len(pairs))
+            parent, rank = torch.tensor(pairs, device=device).T.contiguous()
+            self._levels.append(_Level(parent, rank, front))
+        depths = [d for d, level in enumerate(self._levels, 1) for _ in range(level.kept)]
+        self._depths = torch.tensor(depths, dtype=torch.int64, device=device)  # of all kept nodes
+
+    def __call__(self, tokens: Tensor, logp: Tensor, root: Tensor, limit: Tensor) -> DeviceTree:
+        """The best-first tree below `root` [1] of a lattice [D, K], without nodes deeper than `limit` []."""
+        edges = edge_costs(logp, limit)
+        cost = edges.new_zeros(1)
+        costs, above, found = [edges.new_zeros(0)], [root[:0]], [root[:0]]
+        first = 0  # where the level above begins among all kept nodes, which count from 1
+        for d, level in enumerate(self._levels):
+            cost, chosen = (cost[level.parent] + edges[d, level.rank]).sort(stable=True)
+            cost, chosen = cost[: level.kept], chosen[: level.kept]
+            costs.append(cost)
+            above.append(first + level.parent[chosen])
+            found.append(tokens[d, level.rank[chosen]])
+            first = 1 if d == 0 else first + self._levels[d - 1].kept
+        return self._merge(torch.cat(costs), torch.cat(above), torch.cat(found), root)
+
+    def _merge(self, costs: Tensor, above: Tensor, tokens: Tensor, root: Tensor) -> DeviceTree:
+        """All kept nodes, depth by depth, in best-first order."""
+        order = costs.argsort(stable=True)
+        steps = torch.arange(1 + len(order), device=order.device)
+        place = torch.zeros_like(steps).scatter_(0, 1 + order, steps[1:])
+        first = order[: self.size]
+        mass = torch.exp(-costs[first]).float()
+        alive = mass > 0
+        zero, one = root.new_zeros(1), mass.new_ones(1)
+        return DeviceTree(
+            tokens=torch.cat([root, torch.where(alive, tokens[first], root)]),
+            parents=torch.cat([zero, torch.where(alive, place[above[first]], 0)]),
+            depths=torch.cat([zero, torch.where(alive, self._depths[first], 1)]),
+            mass=torch.cat([one, mass]),
+            count=alive.sum(),
+        )
+
+
+def edge_costs(logp: Tensor, limit: Tensor) -> Tensor:
+    """`[D, K]` negated log-probabilities in float64; NaN is dead, and so is everything deeper than `limit`."""
+    costs = (-logp.double()).clamp_min(0)  # a sure candidate's logp can be rounded to just above 0
+    depth = torch.arange(1, 1 + len(logp), device=logp.device)[:, None]
+    return torch.where(costs.isnan() | (depth > limit), torch.inf, costs)
