@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from draftwood import attention
 from draftwood.bench.environment import environment
 from draftwood.config import config
 from draftwood.embedded import HUB_NAME, cached_target, carried_gguf, is_whole
@@ -47,6 +48,7 @@ class Report:
     device: str
     dtype: str
     reason: str
+    attention: dict[str, str | None]  # backends in order up to the chosen one: why it declines, None for that one
     machine: Machine
     needs: Needs | None  # None: the default model is not here yet and no other was named
     home: str
@@ -76,6 +78,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
         device=device_name(place),
         dtype=str(precision.dtype).removeprefix("torch."),
         reason=precision.reason,
+        attention=attention_backends(name, place, precision.dtype),
         machine=machine,
         needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
         home=str(here.home),
@@ -95,6 +98,15 @@ def weight_bytes(name: str, dtype: torch.dtype) -> int:
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     lookup = 0 if table is head else table.nbytes  # of an input table by itself one row is read
     return sum(p.nbytes for p in model.parameters()) - lookup
+
+
+def attention_backends(name: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
+    """Which attention a model's layers would run in and why not an earlier one; heads of 64 if no model is named."""
+    if name is None:
+        return attention.explain(device, dtype, 64)
+    model = AutoConfig.from_pretrained(name).get_text_config()
+    head = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    return attention.explain(device, dtype, head, getattr(model, "attn_logit_softcapping", None))
 
 
 def device_name(device: torch.device) -> str:
@@ -129,6 +141,11 @@ def show(report: Report) -> None:
     Console(highlight=False).print(table)
 
 
+def attention_line(backends: dict[str, str | None]) -> str:
+    declined = [f"{name}: {reason}" for name, reason in backends.items() if reason is not None]
+    return next(reversed(backends)) + (f" ({'; '.join(declined)})" if declined else "")
+
+
 def lines(report: Report) -> list[tuple[str, str]]:
     here, needs = report.machine, report.needs
     versions = {"python": report.environment["python"], **report.environment["versions"]}
@@ -143,6 +160,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
         ("processor", f"{report.environment['processor']}, {report.environment['cores']} cores"),
         ("device", report.device),
         ("dtype", f"{report.dtype}: {report.reason}"),
+        ("attention", attention_line(report.attention)),
         ("bandwidth", f"{here.bandwidth / 1e9:.1f} GB/s"),
         ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
         ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),

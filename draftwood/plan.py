@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.tree import Bools, Ints, TreeBatch
@@ -40,6 +41,30 @@ class Segment:
         return seen
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """Who sees whom in one segment, on the device: what a kernel needs instead of a mask."""
+
+    context: Tensor  # int32 [], committed slots before the segment
+    depths: Tensor  # int32 [N]
+    ancestors: Tensor | None  # int32 [N, ceil(N / 32)]: bit j % 32 of word j // 32; None: a chain
+
+    @classmethod
+    def of(cls, part: Segment, device: torch.device) -> Sight:
+        """One copy to the device carries all of it."""
+        words = np.empty((0, 0), np.int32) if part.visible is None else pack_bits(part.visible)
+        flat = torch.from_numpy(np.concatenate([[part.context], part.depths, words.ravel()]).astype(np.int32))
+        flat, end = flat.to(device), 1 + part.size
+        ancestors = None if part.visible is None else flat[end:].view(words.shape)
+        return cls(flat[0], flat[1:end], ancestors)
+
+
+def pack_bits(rows: Bools) -> NDArray[np.int32]:
+    """`[N, M]` bools as `[N, ceil(M / 32)]` words, the first in the lowest bit."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32)))
+    return np.packbits(padded, axis=1, bitorder="little").view("<i4")
+
+
 @dataclass(slots=True, eq=False)
 class Plan:
     """Positions, slots and masks of one forward over `[1, sum N]` tokens."""
@@ -49,6 +74,7 @@ class Plan:
     segments: list[Segment]
     dtype: torch.dtype
     _masks: dict[tuple[int, int | None, int], Tensor | None] = field(default_factory=dict)
+    _sights: dict[int, Sight] = field(default_factory=dict)
 
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None:
         """Additive mask of segment `index`, `[groups * N, context + N]`: rows repeat for each folded query head."""
@@ -56,6 +82,12 @@ class Plan:
         if key not in self._masks:
             self._masks[key] = self._build(index, window, groups)
         return self._masks[key]
+
+    def sight(self, index: int) -> Sight:
+        """What segment `index` sees, for kernels that build no mask."""
+        if index not in self._sights:
+            self._sights[index] = Sight.of(self.segments[index], self.tokens.device)
+        return self._sights[index]
 
     def _build(self, index: int, window: int | None, groups: int) -> Tensor | None:
         seen = self.segments[index].sees(window)

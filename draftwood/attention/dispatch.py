@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from draftwood.attention.args import AttentionArgs, Backend
-from draftwood.attention.reference import reference
-from draftwood.attention.sdpa import sdpa
+from draftwood.attention.reference import REFERENCE
+from draftwood.attention.sdpa import SDPA
+from draftwood.attention.triton_backend import TRITON
 from draftwood.errors import BadModel
-from draftwood.plan import Plan
+from draftwood.plan import Plan, make_plan
+from draftwood.tree import TreeBatch, root_only
 
 NAME = "draftwood"
-BACKENDS: tuple[Backend, ...] = (sdpa, reference)  # the last one takes everything
+BACKENDS: tuple[Backend, ...] = (TRITON, SDPA, REFERENCE)  # the last one takes everything
 
 
 def register() -> None:
@@ -66,18 +68,26 @@ def attend_slots(
             query=query[:, part.start : part.stop].unflatten(0, (key.shape[1], groups)),
             key=key[part.row, :, :extent],
             value=value[part.row, :, :extent],
-            mask=plan.mask(index, window, groups),
             scale=scale,
+            window=window,
             softcap=softcap,
             sinks=sinks,
+            plan=plan,
+            segment=index,
         )
-        parts.append(_first(args).flatten(0, 1).transpose(0, 1))
+        parts.append(choose(args).run(args).flatten(0, 1).transpose(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _first(args: AttentionArgs) -> Tensor:
-    for backend in BACKENDS:
-        out = backend(args)
-        if out is not None:
-            return out
-    raise AssertionError("the reference backend takes everything")
+def choose(args: AttentionArgs) -> Backend:
+    """The first backend that does not decline."""
+    return next(backend for backend in BACKENDS if backend.declines(args) is None)
+
+
+def explain(device: torch.device, dtype: torch.dtype, head: int, softcap: float | None = None) -> dict[str, str | None]:
+    """Why each backend before the chosen one declines a model with heads of `head`; None for the chosen, last one."""
+    plan = make_plan(TreeBatch.of([root_only(0)]), [0], dtype, device, [0])
+    query = torch.zeros(1, 1, 1, head, dtype=dtype, device=device)
+    args = AttentionArgs(query, query[0], query[0], 1.0, None, softcap, None, plan, 0)
+    chosen = BACKENDS.index(choose(args))
+    return {backend.name: backend.declines(args) for backend in BACKENDS[: chosen + 1]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.attention.args import AttentionArgs
+from draftwood.attention.args import AttentionArgs, Backend
 
 
 def reference(args: AttentionArgs) -> Tensor:
@@ -16,11 +16,15 @@ def reference(args: AttentionArgs) -> Tensor:
     scores = query @ args.key.to(exact).mT * args.scale
     if args.softcap is not None:
         scores = args.softcap * torch.tanh(scores / args.softcap)
-    if args.mask is not None:
-        scores = scores + args.mask
+    mask = args.mask
+    if mask is not None:
+        scores = scores + mask
     if args.sinks is not None:
         sink = args.sinks.to(exact).view(heads, groups, 1, 1).expand(-1, -1, size, -1)
         scores = torch.cat([scores, sink.reshape(heads, groups * size, 1)], dim=-1)
     weights = scores.softmax(-1)[..., : args.key.shape[1]]
     out = weights @ args.value.to(exact)
     return out.view(heads, groups, size, -1).to(args.query.dtype)
+
+
+REFERENCE = Backend("reference", lambda args: None, reference)

@@ -302,6 +302,15 @@ def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, run: Run) 
     assert embedded.HUB_NAME in out
 
 
+def test_doctor_says_which_attention_runs_and_why(run: Run, folder: Path) -> None:
+    code, out, _ = run("doctor", "--device", "cpu", "--target", folder, "--json")
+    assert code == 0
+    triton, sdpa = json.loads(out)["attention"].items()
+    assert triton[0] == "triton" and "CUDA" in triton[1] and sdpa == ("sdpa", None)
+    assert doctor.attention_line(dict([triton, sdpa])) == f"sdpa (triton: {triton[1]})"
+    assert doctor.attention_line({"triton": None}) == "triton"
+
+
 def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:
     assert doctor.embedded_state(tmp_path, whole=True) == f"converted, in {tmp_path}"
     assert "damaged" in doctor.embedded_state(tmp_path, whole=False)

@@ -1,0 +1,65 @@
+"""The Triton kernel as a backend: what it takes, and how it reads a plan. Triton is imported when it is needed."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from draftwood.attention.args import AttentionArgs, Backend
+
+FORMATS = (torch.bfloat16, torch.float16)
+WIDEST_HEAD = 256
+MOST_NODES = 1024  # partial results grow with nodes × splits, and more tokens than these are no tree
+
+
+def declines(args: AttentionArgs) -> str | None:
+    query = args.query
+    size, nodes = query.shape[-1], query.shape[-2]
+    if query.device.type != "cuda":
+        return f"it runs on CUDA devices, not on the {query.device.type}"
+    if args.softcap is not None:
+        return "it does not soft-cap scores"
+    if args.sinks is not None:
+        return "it knows no attention sinks"
+    if query.dtype not in FORMATS:
+        return f"it multiplies bfloat16 and float16, not {str(query.dtype).removeprefix('torch.')}"
+    if size > WIDEST_HEAD or args.value.shape[-1] != size:
+        return f"it takes heads of up to {WIDEST_HEAD}, keys as wide as values, not {size} and {args.value.shape[-1]}"
+    if nodes > MOST_NODES:
+        return f"it takes up to {MOST_NODES} tokens at a time, not {nodes}"
+    if any(part.stride(-1) != 1 for part in (query, args.key, args.value)):
+        return "a head's numbers do not lie side by side"
+    return missing(query.device)
+
+
+@cache
+def missing(device: torch.device) -> str | None:
+    """What Triton lacks on this machine."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"it needs compute capability 8.0, this device has {major}.{minor}"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "triton is not installed"
+    if shutil.which("gcc") is None and shutil.which("clang") is None:
+        return "Triton needs a C compiler, and neither gcc nor clang is installed"
+    return None
+
+
+def attend(args: AttentionArgs) -> Tensor:
+    from draftwood.attention.triton_tree import tree_attention
+
+    kv_heads, groups, _, _ = args.query.shape
+    query = args.query.flatten(0, 1).transpose(0, 1)
+    sight = args.sight
+    out = tree_attention(
+        query, args.key, args.value, sight.context, sight.ancestors, sight.depths, args.scale, args.window
+    )
+    return out.transpose(0, 1).unflatten(0, (kv_heads, groups))
+
+
+TRITON = Backend("triton", declines, attend)

@@ -1,0 +1,66 @@
+"""Compile the tree-attention kernels for the CUDA architectures named, on a machine without any; a script.
+
+A stand-in for the driver says which architecture to compile for, and launches only compile. Prints one JSON object:
+architecture to how many kernels a round of every width needed and the shared memory of the largest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from draftwood.attention import triton_tree
+from tests.attention_cases import make_case, random_tree
+
+
+class Absent:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_device(self) -> int:
+        return self.architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+
+class Compiled:
+    """Stands for a kernel whose launches only compile it."""
+
+    def __init__(self, kernel: triton.JITFunction) -> None:
+        self.kernel, self.found = kernel, {}
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *args, **options: self.keep(self.kernel.warmup(*args, grid=grid, **options))
+
+    def keep(self, made) -> None:
+        self.found[made.hash] = made.metadata.shared
+
+
+def compile_for(architecture: int) -> dict[str, int]:
+    triton.runtime.driver.set_active(Absent(architecture))
+    kernels = [Compiled(triton_tree._attend_split), Compiled(triton_tree._merge_splits)]
+    usual = triton_tree._attend_split, triton_tree._merge_splits
+    triton_tree._attend_split, triton_tree._merge_splits = kernels
+    for nodes in (3, 8, 16, 33, 64):
+        make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40).attend()
+    triton_tree._attend_split, triton_tree._merge_splits = usual
+    return dict(
+        kernels=sum(len(kernel.found) for kernel in kernels),
+        shared_bytes=max(bytes_ for kernel in kernels for bytes_ in kernel.found.values()),
+    )
+
+
+if __name__ == "__main__":
+    triton_tree._product_format = lambda query: tl.bfloat16  # as on the device
+    print(json.dumps({name: compile_for(int(name)) for name in sys.argv[1:]}))
