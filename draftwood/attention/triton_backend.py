@@ -17,9 +17,9 @@ MOST_NODES = 1024  # partial results grow with nodes × splits, and more tokens 
 
 def declines(args: AttentionArgs) -> str | None:
     query = args.query
+    if not query.is_cuda:  # first and by itself: a CPU asks in every layer
+        return "it runs on CUDA devices only"
     size, nodes = query.shape[-1], query.shape[-2]
-    if query.device.type != "cuda":
-        return f"it runs on CUDA devices, not on the {query.device.type}"
     if args.softcap is not None:
         return "it does not soft-cap scores"
     if args.sinks is not None:
