@@ -16,6 +16,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from draftwood.plan import Plan
 
 
+def stored(dtype: torch.dtype, exact: bool) -> torch.dtype:
+    """The number format in which keys and values of `dtype` are kept."""
+    return torch.promote_types(dtype, torch.float32) if exact else dtype
+
+
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values, `[B, H_kv, S, d]`; shapes are learned from the first tokens written."""
 
@@ -23,16 +28,18 @@ class SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, requests: int, capacity: int) -> None:
+    def __init__(self, requests: int, capacity: int, exact: bool) -> None:
         super().__init__()
-        self.requests, self.capacity = requests, capacity
+        self.requests, self.capacity, self.exact = requests, capacity, exact
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype, self.device = stored(key_states.dtype, self.exact), key_states.device
         self.keys, self.values = (
-            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3])
-            for states in (key_states, value_states)
+            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3] + ones, dtype=self.dtype)
+            for states, ones in ((key_states, 0), (value_states, int(self.exact)))
         )
+        if self.exact:
+            self.values[..., -1] = 1
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -45,7 +52,8 @@ class SlotLayer(CacheLayerMixin):
         for part in plan.segments:
             end = part.context + part.size
             self.keys[part.row, :, part.context : end] = key_states[0, :, part.start : part.stop]
-            self.values[part.row, :, part.context : end] = value_states[0, :, part.start : part.stop]
+            values = self.values[part.row, :, part.context : end]
+            values[..., : value_states.shape[3]] = value_states[0, :, part.start : part.stop]
 
     def move(self, row: int, source: Tensor, start: int) -> None:
         """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
@@ -59,6 +67,8 @@ class SlotLayer(CacheLayerMixin):
                 old = getattr(self, name)
                 new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
                 new[:, :, : old.shape[2]] = old
+                if self.exact and name == "values":
+                    new[..., -1] = 1
                 setattr(self, name, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -75,10 +85,13 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """Slots for `requests` requests of `capacity` tokens each; grows when a round needs more."""
+    """Slots for `requests` requests of `capacity` tokens each; grows when a round needs more.
 
-    def __init__(self, layers: int, capacity: int, requests: int = 1) -> None:
-        self._slots = [SlotLayer(requests, capacity) for _ in range(layers)]
+    An `exact` cache is what `attention/invariant.py` reads: in at least fp32, with a column of ones behind the values.
+    """
+
+    def __init__(self, layers: int, capacity: int, requests: int = 1, exact: bool = False) -> None:
+        self._slots = [SlotLayer(requests, capacity, exact) for _ in range(layers)]
         super().__init__(layers=list(self._slots))
         self.lengths = [0] * requests
         self.capacity = capacity

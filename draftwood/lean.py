@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftwood.attention import attend_slots
+from draftwood.attention import attend_invariantly, attend_slots, log2_scale
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.packing import fuse, fuse_packed, pack_linears
@@ -63,6 +63,7 @@ class Lean:
             config.rms_norm_eps,
         )
         self._scale = decoder.layers[0].self_attn.scaling
+        self._log2_scale = log2_scale(self._scale, decoder.norm.weight)
         self.windows = [window(model, i) for i in range(len(decoder.layers))]
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
         self._layers = self._collect(fuse)
@@ -126,8 +127,15 @@ class Lean:
         x = norm(x[-1:] if last_only else x, self.model.model.norm.weight, self.shape.norm_eps)
         return Verified(self.model.lm_head(x), taps)
 
+    @property
+    def exact_cache(self) -> bool:
+        """On a CPU attention keeps a token's bits whatever is verified beside it, which takes an exact cache."""
+        return self.model.device.type == "cpu"
+
     def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
+        if self.exact_cache:
+            return attend_invariantly(q, keys, values, plan, self._log2_scale, self.windows[layer])
         seen = attend_slots(q.transpose(0, 1), keys, values, plan, self._scale, self.windows[layer])
         return seen.flatten(1)
 

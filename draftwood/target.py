@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftwood import lean
-from draftwood.cache import KVCache
+from draftwood.cache import KVCache, stored
 from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.latency import Work
 from draftwood.plan import Plan, Verified, make_plan
@@ -32,6 +32,9 @@ class Path(Protocol):
 
     name: str
     launches_per_layer: int
+
+    @property
+    def exact_cache(self) -> bool: ...
 
     def tap(self, layers: Sequence[int]) -> None: ...
     def attach(self) -> None: ...
@@ -94,7 +97,7 @@ class Target:
         return frozenset(() if ids is None else ids if isinstance(ids, list) else [ids])
 
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self._kv_width() * self.dtype.itemsize
+        return 2 * self.num_layers * self._kv_width() * stored(self.dtype, self.path.exact_cache).itemsize
 
     def _kv_width(self) -> int:
         config = self.config
@@ -134,7 +137,7 @@ class Target:
         self.path.tap(layers)
 
     def new_cache(self, capacity: int, requests: int = 1) -> KVCache:
-        return KVCache(self.num_layers, capacity, requests)
+        return KVCache(self.num_layers, capacity, requests, self.path.exact_cache)
 
     def plan(self, trees: Sequence[Tree], cache: KVCache, rows: Sequence[int] = (0,)) -> Plan:
         contexts = [cache.lengths[row] for row in rows]

@@ -51,6 +51,7 @@ class Universal:
 
     name = "universal"
     launches_per_layer = 40  # of one eager decoder layer, for the latency prior only
+    exact_cache = False
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         if not getattr(model, "_supports_attention_backend", False):
