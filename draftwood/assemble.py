@@ -28,7 +28,7 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
     folder = config().profiles
     machine = probe(target.device, target.dtype, folder)
     latency = LatencyModel(machine, target.work, drafter.work if drafter else None)
-    identity = f"{target.name}|{drafter.name if drafter else 'none'}|{target.dtype}|{machine.name}"
+    identity = f"{target.name}|{target.path.name}|{drafter.name if drafter else 'none'}|{target.dtype}|{machine.name}"
     learned = cached_file(folder, "learned", identity)
     with contextlib.suppress(BadInput):  # absent or damaged: learned anew
         latency.restore(read_json(learned))

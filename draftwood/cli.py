@@ -29,6 +29,7 @@ Drafter = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
+TargetPath = Annotated[str, typer.Option(help="How the target runs: auto, lean or universal.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
@@ -65,6 +66,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    target_path: TargetPath = "auto",
     as_json: Json = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
@@ -81,7 +83,15 @@ def generate(
     from draftwood.llm import load
 
     hide_progress_bars()
-    llm = load(target, drafter, policy, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    llm = load(
+        target,
+        drafter,
+        policy,
+        dtype=dtype,
+        device=device,
+        target_path=target_path,
+        trust_remote_code=trust_remote_code,
+    )
     stream = llm.stream(text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling)
     interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree)
     if as_json:
@@ -104,6 +114,7 @@ def bench(
     temperature: Temperature = 0.0,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    target_path: TargetPath = "auto",
     target: Target = None,
     drafter: Drafter = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
@@ -121,6 +132,7 @@ def bench(
         temperature=temperature,
         dtype=dtype,
         device=device,
+        target_path=target_path,
         target=target,
         drafter=drafter,
         out=out,
@@ -142,6 +154,7 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="File to write; else where caddtree finds it.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    target_path: TargetPath = "auto",
 ) -> None:
     """Measure what verifying costs here, beforehand: the offline profile that caddtree decides with."""
     lengths = parse_contexts(contexts)
@@ -150,7 +163,7 @@ def calibrate(
     from draftwood.offline import calibrate_engine, offline_file
 
     hide_progress_bars()
-    engine = load(target, drafter, dtype=dtype, device=device).engine
+    engine = load(target, drafter, dtype=dtype, device=device, target_path=target_path).engine
     with counting("measuring") as progress:
         profile = calibrate_engine(engine, max_width, lengths, progress)
     path = out or offline_file(engine.target, engine.drafter, engine.latency.machine)
@@ -181,13 +194,14 @@ def demo(
     drafter: Drafter = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    target_path: TargetPath = "auto",
 ) -> None:
     """Watch plain decoding and draftwood answer side by side, then compare every policy in a table."""
     from draftwood.demo import run_demo
     from draftwood.llm import load
 
     hide_progress_bars()
-    run_demo(load(target, drafter, dtype=dtype, device=device), limit, max_new_tokens)
+    run_demo(load(target, drafter, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from draftwood.attention import attend_invariantly, attend_slots, log2_scale
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
+from draftwood.errors import BadModel
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
@@ -63,11 +64,16 @@ class Lean:
             config.rms_norm_eps,
         )
         self._scale = decoder.layers[0].self_attn.scaling
-        self._log2_scale = log2_scale(self._scale, decoder.norm.weight)
         self.windows = [window(model, i) for i in range(len(decoder.layers))]
-        self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
-        self._layers = self._collect(fuse)
         self._taps: dict[int, int] = {}
+        self._packed = False
+        self._collect_anew()
+
+    def _collect_anew(self) -> None:
+        decoder = self.model.model
+        self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
+        self._log2_scale = log2_scale(self._scale, decoder.norm.weight)
+        self._layers = self._collect(fuse)
 
     def _collect(self, fuse: Fuse) -> list[Layer]:
         return [
@@ -95,13 +101,22 @@ class Lean:
         self._taps = {layer: place for place, layer in enumerate(layers)}
 
     def attach(self) -> None:
-        """Nothing of the model is exchanged."""
+        """Nothing of the model is exchanged, but its owner may have moved or replaced its weights."""
+        if self._packed:
+            return
+        reason = declines(self.model)
+        if reason is not None:
+            raise BadModel(f"The model has changed since it was taken over: {reason}. Take it over anew.")
+        for block, layer in zip(self.model.model.layers, self._layers, strict=True):
+            if block.self_attn.q_proj.weight.data_ptr() != next(layer.qkv.parameters()).data_ptr():
+                return self._collect_anew()
 
     def release(self) -> None:
         """Nothing of the model was exchanged."""
 
     def pack(self) -> None:
         """Pack the weights for a CPU, projections of one input together."""
+        self._packed = True
         fused = self._collect(fuse_packed)
         pack_linears(self.model)
         self._layers = [

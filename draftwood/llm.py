@@ -253,18 +253,20 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    target_path: str = "auto",
     trust_remote_code: bool = False,
 ) -> LLM:
     """Load a target and a drafter by folder or Hugging Face name.
 
     With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. A named target without
-    a drafter gets `ngram`, which works for every model. `drafter="none"` decodes plainly.
+    a drafter gets `ngram`, which works for every model. `drafter="none"` decodes plainly. `target_path` is
+    auto (lean where the model allows it), lean or universal: how the target's forward runs.
     """
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
     name = str(embedded_target()) if target is None else target
     if drafter is None:
         drafter = str(EMBEDDED_DRAFTER) if target is None else "ngram"
-    model = load_target(name, dtype, device, trust_remote_code)
+    model = load_target(name, dtype, device, target_path, trust_remote_code)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.precision import choose_dtype
-from draftwood.target import Target
+from draftwood.target import Target, check_path
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -21,18 +21,21 @@ DTYPES = {
 }
 
 
-def load_target(name: str, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Target:
+def load_target(
+    name: str, dtype: str = "auto", device: str = "auto", path: str = "auto", trust_remote_code: bool = False
+) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
 
     Raises
     ------
     BadModel: it does not exist, cannot be read or cannot be rewound.
-    BadInput: unknown dtype or device.
+    BadInput: unknown dtype, device or path, or a path that the model cannot take.
     """
     place = parse_device(device)
     kind = parse_dtype(dtype, place)
+    check_path(path)
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
-    target = Target(model.to(place), name)
+    target = Target(model.to(place), name, path=path)
     target.pack()
     return target
 

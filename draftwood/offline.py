@@ -29,9 +29,11 @@ Progress = Callable[[int, int], None]
 
 
 def offline_file(target: Target, drafter: Drafter | None, machine: Machine) -> Path:
-    """Where the profile of this machine, target, dtype and drafter is kept and looked for."""
+    """Where the profile of this machine, target, path, dtype and drafter is kept and looked for."""
     name = drafter.name if drafter else "none"
-    return cached_file(config().profiles, "offline", f"{target.name}|{name}|{target.dtype}|{machine.name}")
+    return cached_file(
+        config().profiles, "offline", f"{target.name}|{target.path.name}|{name}|{target.dtype}|{machine.name}"
+    )
 
 
 def calibrate_engine(engine: Engine, max_width: int, contexts: Sequence[int], progress: Progress) -> Profile:

@@ -185,10 +185,15 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return sum(p.nbytes for p in model.parameters() if tied or p is not table)
 
 
-def choose_path(model: PreTrainedModel, name: str, asked: str) -> Path:
-    """The lean path unless it is not wanted or declines the model."""
+def check_path(asked: str) -> None:
+    """Raise BadInput for a path that does not exist."""
     if asked not in PATHS:
         raise BadInput(f"target_path is {asked!r}; expected one of {', '.join(PATHS)}.{nearest(asked, PATHS)}")
+
+
+def choose_path(model: PreTrainedModel, name: str, asked: str) -> Path:
+    """The lean path unless it is not wanted or declines the model."""
+    check_path(asked)
     reason = lean.declines(model)
     if asked == "lean" and reason is not None:
         raise BadInput(f"{name} cannot take the lean path: {reason}; use target_path auto or universal.")

@@ -18,6 +18,7 @@ class BenchOptions:
     limit: int | None = None  # the first so many prompts of every set; None: all
     temperature: float = 0.0
     dtype: str = "auto"
+    target_path: str = "auto"
     device: str = "auto"
     target: str | None = None  # None: the embedded one
     drafter: str | None = None

@@ -33,7 +33,13 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     check_policies(options.policies)
     check_writable(options.out)
     prompts = load_prompts(options.prompts, options.limit)
-    llm = load(options.target, options.drafter, dtype=options.dtype, device=options.device)
+    llm = load(
+        options.target,
+        options.drafter,
+        dtype=options.dtype,
+        device=options.device,
+        target_path=options.target_path,
+    )
     summary = measured(llm, prompts, options)
     facts = {**summary.to_json(), **circumstances(llm, prompts, options, summary.runs)}
     write_summary(options.out, facts)
@@ -59,7 +65,12 @@ def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: 
     return {
         "ceiling": ceiling(llm, contexts[len(contexts) // 2]),
         "memory": peak_memory(),
-        "settings": {**asked, "target": options.target or Path(llm.target.name).name, "dtype": dtype},
+        "settings": {
+            **asked,
+            "target": options.target or Path(llm.target.name).name,
+            "target_path": llm.target.path.name,
+            "dtype": dtype,
+        },
         "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},
         "environment": environment(),
     }

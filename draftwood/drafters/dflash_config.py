@@ -188,7 +188,7 @@ def _sights(keys: _Keys, num_layers: int) -> tuple[Sight, ...]:
         keys.whole("max_window_layers", 28, least=0) if keys.flag("use_sliding_window", False) else num_layers
     )
     types = keys.get("layer_types", [LAYER_TYPES[i >= first_sliding] for i in range(num_layers)])
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - set(LAYER_TYPES):
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
         raise keys.wrong("layer_types", f"a list of {num_layers} out of {' and '.join(LAYER_TYPES)}")
     sliding = [kind == LAYER_TYPES[1] for kind in types]
     ordered = sliding

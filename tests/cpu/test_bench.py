@@ -144,7 +144,11 @@ class FakeLLM:
         self.asked: list[tuple[str, object]] = []
         work = Work(flops=2e9, bytes=1e9, launches=7)
         self.target = SimpleNamespace(
-            name="fake", context_limit=400, dtype=torch.float32, work=lambda tokens, context: work
+            name="fake",
+            path=SimpleNamespace(name="lean"),
+            context_limit=400,
+            dtype=torch.float32,
+            work=lambda tokens, context: work,
         )
         machine = Machine("here", peak=1e12, bandwidth=2e10, launch_s=1.0)
         self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine))

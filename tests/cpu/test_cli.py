@@ -119,6 +119,7 @@ MISTAKES = {
     "bad policy parameter": (["generate", "x", "--policy", "ddtree:none"], "ddtree:none"),
     "unknown dtype": (["generate", "x", "--target", "TINY", "--dtype", "bfloat61"], "'bfloat16'"),
     "unknown device": (["generate", "x", "--target", "TINY", "--device", "gpu"], "cuda"),
+    "unknown target path": (["generate", "x", "--target", "TINY", "--target-path", "leen"], "'lean'"),
     "unknown drafter": (["generate", "x", "--target", "TINY", "--drafter", "ngrm"], "'ngram'"),
     "missing target": (["generate", "x", "--target", "./not-there"], "not-there"),
     "target without model": (["generate", "x", "--target", "EMPTY"], "config.json"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.errors import BadModel
+from draftwood.errors import BadInput, BadModel
+from draftwood.packing import can_pack
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree
 from tests.reference import FAMILIES, ON_PATHS, SHAPE, plain_logits, tiny_model, tiny_target
@@ -165,3 +166,69 @@ def test_running_our_attention_without_a_plan_is_refused() -> None:
     target = tiny_target(path="universal")
     with pytest.raises(BadModel, match="without a plan"):
         target.model(torch.tensor([PROMPT]))
+
+
+@pytest.mark.skipif(not can_pack(torch.ones(1, dtype=torch.bfloat16)), reason="no packed bf16 products here")
+@pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
+def test_on_the_lean_path_a_token_keeps_its_bits_whatever_is_verified_beside_it(family: str) -> None:
+    target = tiny_target(family, "lean", dtype=torch.bfloat16, hidden_size=64, intermediate_size=1536)
+    target.pack()
+    text, size = [*PROMPT, *PROMPT[::-1]], 8
+    alone, cache = [], prefilled(target, text[:-size])
+    for token in text[-size:]:
+        alone.append(target.prefill([token], cache).logits[0])
+    for decoys in range(4):  # siblings that lie between a token's ancestors in the cache
+        tree, nodes = chain_among_decoys(text[-size:], decoys)
+        cache.rewind(0, len(text) - size)
+        found = target.verify(target.plan([tree], cache), cache).logits
+        assert torch.equal(found[nodes], torch.stack(alone)), f"{decoys} decoys a level"
+
+
+def chain_among_decoys(tokens: list[int], decoys: int) -> tuple[Tree, list[int]]:
+    """A tree whose deepest path is `tokens`, with `decoys` other children before each; and that path's nodes."""
+    ids, parents, depths, nodes = [tokens[0]], [-1], [0], [0]
+    for depth, token in enumerate(tokens[1:], 1):
+        parents += [nodes[-1]] * (decoys + 1)
+        depths += [depth] * (decoys + 1)
+        ids += [*((token + 1 + i) % 97 for i in range(decoys)), token]
+        nodes.append(len(ids) - 1)
+    return Tree(np.array(ids), np.array(parents), np.array(depths), np.ones(len(ids), np.float32)), nodes
+
+
+def test_the_lean_path_is_chosen_where_it_fits_and_says_why_it_does_not() -> None:
+    assert tiny_target("qwen3").path.name == "lean"
+    assert tiny_target("gemma").path.name == "universal"
+    with pytest.raises(BadInput, match="cannot take the lean path: GemmaForCausalLM"):
+        tiny_target("gemma", "lean")
+
+
+def test_fused_weights_are_the_models_own() -> None:
+    model = tiny_model("qwen2")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    target = Target(model, "shared", path="lean")
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    assert sum(storages.values()) == sum(p.nbytes for p in before.values()), "weights are held once"
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.zero_()  # seen by the lean path, too
+    cache = prefilled(target, PROMPT)
+    torch.testing.assert_close(
+        target.verify(target.plan([chain_tree([4])], cache), cache).logits[0],
+        plain_logits(target, [*PROMPT, 4])[-1],
+        **close("qwen2", "lean"),
+    )
+
+
+def test_a_lent_model_may_be_moved_by_its_owner() -> None:
+    model = tiny_model()
+    target = Target(model, "lent", path="lean")
+    target.release()
+    model.to(torch.float32)  # new storages: the fused weights are no longer the model's
+    target.attach()
+    cache = prefilled(target, PROMPT)
+    found = target.verify(target.plan([chain_tree([4])], cache), cache).logits[0]
+    torch.testing.assert_close(found, plain_logits(target, [*PROMPT, 4])[-1], **close("llama", "lean"))
+    model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
+    with pytest.raises(BadModel, match="up_proj is Sequential"):
+        target.attach()
