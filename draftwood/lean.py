@@ -29,7 +29,6 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 # Layer, rotated q [N, H, D], rotated k [N, G, D], v [N, G, D] -> [N, H * D]; also stores keys and values
 AttendLayer = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-Fuse = Callable[[nn.Module, Sequence[str]], nn.Module]
 
 
 def declines(model: PreTrainedModel) -> str | None:
@@ -54,8 +53,9 @@ class Lean:
     name = "lean"
     launches_per_layer = 20  # for the latency prior only
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, pack: bool = False) -> None:
+        """`pack` the weights for a CPU, projections of one input together: for models of our own."""
+        self.model, self._packed = model, pack
         config, decoder = model.config, model.model
         self.shape = Shape(
             config.num_attention_heads,
@@ -66,28 +66,31 @@ class Lean:
         self._scale = decoder.layers[0].self_attn.scaling
         self.windows = [window(model, i) for i in range(len(decoder.layers))]
         self._taps: dict[int, int] = {}
-        self._packed = False
         self._collect_anew()
 
     def _collect_anew(self) -> None:
         decoder = self.model.model
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
         self._log2_scale = log2_scale(self._scale, decoder.norm.weight)
-        self._layers = self._collect(fuse)
+        self._layers = [self._layer(block) for block in decoder.layers]
+        if self._packed:
+            pack_linears(self.model)
 
-    def _collect(self, fuse: Fuse) -> list[Layer]:
-        return [
-            Layer(
-                input_norm=block.input_layernorm.weight,
-                qkv=fuse(block.self_attn, ("q_proj", "k_proj", "v_proj")),
-                qk_norm=self._qk_norm(block.self_attn),
-                output=block.self_attn.o_proj,
-                post_norm=block.post_attention_layernorm.weight,
-                gate_up=fuse(block.mlp, ("gate_proj", "up_proj")),
-                down=block.mlp.down_proj,
-            )
-            for block in self.model.model.layers
-        ]
+    def _layer(self, block: Any) -> Layer:
+        fused = fuse_packed if self._packed else fuse
+        qkv = fused(block.self_attn, ("q_proj", "k_proj", "v_proj"))
+        gate_up = fused(block.mlp, ("gate_proj", "up_proj"))
+        if self._packed:
+            pack_linears(block)
+        return Layer(
+            input_norm=block.input_layernorm.weight,
+            qkv=qkv,
+            qk_norm=self._qk_norm(block.self_attn),
+            output=block.self_attn.o_proj,
+            post_norm=block.post_attention_layernorm.weight,
+            gate_up=gate_up,
+            down=block.mlp.down_proj,
+        )
 
     def _qk_norm(self, attention: Any) -> Tensor | None:
         """`[H + G, D]`, a row for each head (Qwen3)."""
@@ -113,16 +116,6 @@ class Lean:
 
     def release(self) -> None:
         """Nothing of the model was exchanged."""
-
-    def pack(self) -> None:
-        """Pack the weights for a CPU, projections of one input together."""
-        self._packed = True
-        fused = self._collect(fuse_packed)
-        pack_linears(self.model)
-        self._layers = [
-            Layer(f.input_norm, f.qkv, f.qk_norm, b.self_attn.o_proj, f.post_norm, f.gate_up, b.mlp.down_proj)
-            for f, b in zip(fused, self.model.model.layers, strict=True)
-        ]
 
     def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
         """One forward over the plan's tokens, their keys and values into `cache`."""

@@ -35,9 +35,7 @@ def load_target(
     kind = parse_dtype(dtype, place)
     check_path(path)
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
-    target = Target(model.to(place), name, path=path)
-    target.pack()
-    return target
+    return Target(model.to(place), name, path=path, pack=True)
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

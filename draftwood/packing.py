@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 PACKABLE = (torch.bfloat16, torch.float32)
-TRIALS = 200_000  # outputs compared to find out whether a row alone is summed differently
+TRIALS, MOST_ROWS = 200_000, 4096  # outputs compared, and rows of the weight, to find out about rows alone
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -34,6 +34,7 @@ def differs_alone(rows: int, columns: int, dtype: torch.dtype) -> bool:
     two tokens. Such a row must get company.
     """
     like = torch.Generator().manual_seed(0)
+    rows = min(rows, MOST_ROWS)
     packed = pack(torch.randn(rows, columns, generator=like).to(dtype))
     x = torch.randn(2 + TRIALS // rows, columns, generator=like).to(dtype)
     alone = torch.cat([product(row, packed, None) for row in x.split(1)])
@@ -90,11 +91,17 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every plain `nn.Linear` of `model` in place. A weight tied to an embedding stays there as well."""
+    """Replace every plain `nn.Linear` of `model` in place. A weight tied to an embedding stays there as well.
+
+    What is left is copied out of the file that it may be mapped from, which can then leave memory.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        for p in model.parameters():
+            p.data = p.data.clone()
 
 
 def fuse(parent: nn.Module, names: Sequence[str]) -> nn.Linear:

@@ -39,15 +39,22 @@ class Path(Protocol):
     def tap(self, layers: Sequence[int]) -> None: ...
     def attach(self) -> None: ...
     def release(self) -> None: ...
-    def pack(self) -> None: ...
     def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified: ...
 
 
 class Target:
     """A causal LM in draftwood's hands. `model` stays an ordinary transformers model."""
 
-    def __init__(self, model: PreTrainedModel, name: str, tap_layers: Sequence[int] = (), path: str = "auto") -> None:
-        """`path` is auto (lean where the model allows it), universal or lean.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        tap_layers: Sequence[int] = (),
+        path: str = "auto",
+        pack: bool = False,
+    ) -> None:
+        """`path` is auto (lean where the model allows it), universal or lean. `pack` rearranges the weights for a CPU,
+        on which the model's own forward then runs, too: for models that nobody else uses.
 
         Raises
         ------
@@ -59,7 +66,7 @@ class Target:
         self.config = model.config.get_text_config()
         refuse_unrewindable(self)
         self.weight_bytes = weight_bytes(model)
-        self.path = choose_path(model, name, path)
+        self.path = choose_path(model, name, path, pack)
         self.path.attach()
         self.tap(tap_layers)
         check_tree_attention(self)
@@ -164,10 +171,6 @@ class Target:
         """Give the model back as its users know it."""
         self.path.release()
 
-    def pack(self) -> None:
-        """Pack the weights for a CPU. The model's own forward then runs on them too."""
-        self.path.pack()
-
     @contextmanager
     def plain_transformers(self) -> Iterator[PreTrainedModel]:
         """The model with its usual attention, for `model.generate` on the same weights."""
@@ -191,13 +194,13 @@ def check_path(asked: str) -> None:
         raise BadInput(f"target_path is {asked!r}; expected one of {', '.join(PATHS)}.{nearest(asked, PATHS)}")
 
 
-def choose_path(model: PreTrainedModel, name: str, asked: str) -> Path:
+def choose_path(model: PreTrainedModel, name: str, asked: str, pack: bool) -> Path:
     """The lean path unless it is not wanted or declines the model."""
     check_path(asked)
     reason = lean.declines(model)
     if asked == "lean" and reason is not None:
         raise BadInput(f"{name} cannot take the lean path: {reason}; use target_path auto or universal.")
-    return Universal(model, name) if asked == "universal" or reason is not None else lean.Lean(model)
+    return Universal(model, name, pack) if asked == "universal" or reason is not None else lean.Lean(model, pack)
 
 
 def refuse_unrewindable(target: Target) -> None:

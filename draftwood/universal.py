@@ -53,13 +53,16 @@ class Universal:
     launches_per_layer = 40  # of one eager decoder layer, for the latency prior only
     exact_cache = False
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, name: str, pack: bool = False) -> None:
+        """`pack` the weights for a CPU: for models of our own."""
         if not getattr(model, "_supports_attention_backend", False):
             raise BadModel(
                 f"{name} ({type(model).__name__}) does not let its attention be exchanged; draftwood needs a "
                 "transformers model that supports attention backends."
             )
         attention.register()
+        if pack:
+            pack_linears(model)
         self.model = model
         self._usual_attention = model.config._attn_implementation
         self._layers: tuple[int, ...] = ()
@@ -80,10 +83,6 @@ class Universal:
         """Give the model back as its users know it; `attach` takes it again."""
         self._taps.remove()
         self.model.set_attn_implementation(self._usual_attention)
-
-    def pack(self) -> None:
-        """Pack the weights for a CPU. The model's own forward then runs on them too."""
-        pack_linears(self.model)
 
     def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
         """One forward over the plan's tokens."""

@@ -64,8 +64,8 @@ LEAN = ("llama", "qwen2", "qwen3", "mistral", "qwen3_sliding")
 ON_PATHS = [*((family, "universal") for family in FAMILIES), *((family, "lean") for family in LEAN)]
 
 
-def tiny_target(family: str = "llama", path: str = "auto", **options) -> Target:
-    return Target(tiny_model(family, **options), f"tiny-{family}", path=path)
+def tiny_target(family: str = "llama", path: str = "auto", pack: bool = False, **options) -> Target:
+    return Target(tiny_model(family, **options), f"tiny-{family}", path=path, pack=pack)
 
 
 @torch.inference_mode()

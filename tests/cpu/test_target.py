@@ -122,13 +122,13 @@ def test_rewinding_forgets() -> None:
 @pytest.mark.parametrize("path", ["universal", "lean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_packed_weights_give_the_same_choices(dtype: torch.dtype, path: str) -> None:
-    target = tiny_target("qwen3", path, dtype=dtype)
-    cache = prefilled(target, PROMPT)
-    tree = random_tree(4)
-    before = target.verify(target.plan([tree], cache), cache).logits.float()
-    target.pack()
-    after = target.verify(target.plan([tree], cache), cache).logits.float()
+    before, after = (logits_of(tiny_target("qwen3", path, pack, dtype=dtype)) for pack in (False, True))
     torch.testing.assert_close(after, before, rtol=0.02, atol=0.02 * float(before.abs().max()))
+
+
+def logits_of(target: Target) -> torch.Tensor:
+    cache = prefilled(target, PROMPT)
+    return target.verify(target.plan([random_tree(4)], cache), cache).logits.float()
 
 
 def test_the_model_is_given_back_as_it_was() -> None:
@@ -171,8 +171,7 @@ def test_running_our_attention_without_a_plan_is_refused() -> None:
 @pytest.mark.skipif(not can_pack(torch.ones(1, dtype=torch.bfloat16)), reason="no packed bf16 products here")
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
 def test_on_the_lean_path_a_token_keeps_its_bits_whatever_is_verified_beside_it(family: str) -> None:
-    target = tiny_target(family, "lean", dtype=torch.bfloat16, hidden_size=64, intermediate_size=1536)
-    target.pack()
+    target = tiny_target(family, "lean", pack=True, dtype=torch.bfloat16, hidden_size=64, intermediate_size=1536)
     text, size = [*PROMPT, *PROMPT[::-1]], 8
     alone, cache = [], prefilled(target, text[:-size])
     for token in text[-size:]:
