@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood.attention import dispatch, explain, triton_backend
 from draftwood.attention.args import AttentionArgs, Backend
+from draftwood.lean import Lean
 from draftwood.plan import make_plan, pack_bits
 from draftwood.tree import TreeBatch, chain_tree
 from tests.attention_cases import a_tree, make_case, random_tree
@@ -132,6 +133,7 @@ def triton_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     served = []
     willing = Backend("triton", lambda args: None, lambda args: served.append(1) or triton_backend.attend(args))
     monkeypatch.setattr(dispatch, "BACKENDS", (willing,))
+    monkeypatch.setattr(Lean, "exact_cache", False)  # as on a GPU: a CPU has its own attention
     yield
     assert served, "the kernel was never asked"
 
