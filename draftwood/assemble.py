@@ -28,14 +28,16 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
     folder = config().profiles
     machine = probe(target.device, target.dtype, folder)
     latency = LatencyModel(machine, target.work, drafter.work if drafter else None)
-    identity = f"{target.name}|{target.path.name}|{drafter.name if drafter else 'none'}|{target.dtype}|{machine.name}"
-    learned = cached_file(folder, "learned", identity)
-    with contextlib.suppress(BadInput):  # absent or damaged: learned anew
-        latency.restore(read_json(learned))
+    profile = Profile.load(offline_file(target, drafter, machine))
 
     def remember() -> None:
         with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
             write_json(learned, latency.to_json())
 
-    profile = Profile.load(offline_file(target, drafter, machine))
-    return Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
+    engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
+    path = target.path.name, engine.backend().name
+    parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
+    learned = cached_file(folder, "learned", "|".join(map(str, parts)))
+    with contextlib.suppress(BadInput):  # absent or damaged: learned anew
+        latency.restore(read_json(learned))
+    return engine

@@ -33,13 +33,19 @@ class SlotLayer(CacheLayerMixin):
         self.requests, self.capacity, self.exact = requests, capacity, exact
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = stored(key_states.dtype, self.exact), key_states.device
-        self.keys, self.values = (
-            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3] + ones, dtype=self.dtype)
+        dtype = stored(key_states.dtype, self.exact)
+        keys, values = (
+            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3] + ones, dtype=dtype)
             for states, ones in ((key_states, 0), (value_states, int(self.exact)))
         )
         if self.exact:
-            self.values[..., -1] = 1
+            values[..., -1] = 1
+        self.adopt(keys, values)
+
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values in these tensors."""
+        self.dtype, self.device = keys.dtype, keys.device
+        self.keys, self.values = keys, values
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -94,8 +100,16 @@ class KVCache(Cache):
         self._slots = [SlotLayer(requests, capacity, exact) for _ in range(layers)]
         super().__init__(layers=list(self._slots))
         self.lengths = [0] * requests
-        self.capacity = capacity
+        self.capacity, self.exact = capacity, exact
         self._plan: Plan | None = None
+
+    @classmethod
+    def over(cls, kv: Tensor) -> KVCache:
+        """An inexact cache of one request in the buffer `kv` [layers, 2, H_kv, S, d], which stays where it is."""
+        cache = cls(len(kv), kv.shape[3])
+        for layer, (keys, values) in zip(cache._slots, kv, strict=True):
+            layer.adopt(keys[None], values[None])
+        return cache
 
     def place(self, plan: Plan) -> None:
         """Say which slots the next forward writes, making room for them."""

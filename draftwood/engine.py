@@ -3,34 +3,31 @@
     context --draft--> lattice --grow--> tree --choose--> tree[:n] --verify--> logits, taps
             --accept--> verdict --commit--> cache, drafter state --observe--> latency, acceptance
 
-The engine knows tokens, not text. Everything that belongs to one request lives in its `_Request`, so a stream
-that is abandoned leaves nothing behind, and engines share nothing but the models they were given.
+One loop drives the verbs, which run on the host (`rounds.py`) or, with static shapes, on the device
+(`device/rounds.py`). The engine knows tokens, not text. Everything that belongs to one request lives in its `_Request`,
+so a stream that is abandoned leaves nothing behind, and engines share nothing but the models they were given.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from draftwood.accept import Verdict, accept
 from draftwood.acceptance import AcceptanceModel
-from draftwood.cache import KVCache
-from draftwood.drafters.base import Drafter, Request
-from draftwood.errors import BadInput
+from draftwood.device.rounds import Device, DeviceRounds
+from draftwood.drafters.base import Drafter
+from draftwood.errors import BadInput, nearest
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Outlook, Policy
+from draftwood.rounds import Clock, HostRounds, Rounds
 from draftwood.sampling import Rule, Sampler, Sampling
-from draftwood.target import Target, Verified
+from draftwood.target import Target
 from draftwood.trace import Round
 from draftwood.tree import Tree, root_only
 
-PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
+BACKENDS = ("auto", "host", "device")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,36 +41,46 @@ class Step:
     seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One request's state. The last token of `sampler.tokens` is the root: committed, but in no cache yet."""
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where rounds run, `host` or `device`, and why."""
 
-    cache: KVCache
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """One request. The last token of `sampler.tokens` is the root: committed, but in no cache yet."""
+
     sampler: Sampler
     end: int  # tokens that prompt and answer may have together
-    draft_state: Any
-    row: int = 0
+    policy: Policy
+    acceptance: AcceptanceModel
+    rounds: Rounds
 
     @property
     def root(self) -> int:
         return self.sampler.tokens[-1]
 
     @property
+    def context(self) -> int:
+        """Tokens in the caches."""
+        return len(self.sampler.tokens) - 1
+
+    @property
     def remaining(self) -> int:
         return self.end - len(self.sampler.tokens)
 
 
-@dataclass(slots=True)
-class _Clock:
-    """Seconds by verb of one round."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A round whose tree has gone to the target."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, verb: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[verb] = self.seconds.get(verb, 0.0) + time.perf_counter() - start
+    start: float
+    clock: Clock
+    tree: Tree
+    drafted: bool
 
 
 class Engine:
@@ -87,12 +94,36 @@ class Engine:
         latency: LatencyModel,
         offline: ConvexCosts | None = None,
         remember: Callable[[], None] = lambda: None,
+        backend: str = "auto",
     ) -> None:
-        """`offline` prices policies that need convex costs; `remember` is called when a run ends."""
+        """`offline` prices policies that need convex costs; `remember` is called when a run ends.
+
+        `backend` is auto (the device where it is a GPU and can run all of a request's rounds), host or device.
+
+        Raises
+        ------
+        BadInput: an unknown backend, or the device for parts that cannot run there.
+        """
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
         self._offline, self._remember = offline, remember
         self._acceptance: dict[tuple[str, bool], AcceptanceModel] = {}
+        self._asked, self.device = backend, Device(target, drafter)
+        if backend not in BACKENDS:
+            raise BadInput(
+                f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}.{nearest(backend, BACKENDS)}"
+            )
+        if backend == "device" and (reason := self.device.declines(policy, None)):
+            raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
         target.tap(drafter.tap_layers if drafter else ())
+
+    def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
+        """Where the rounds of a request run that starts now."""
+        if self._asked == "host":
+            return Backend("host", "it was asked for")
+        if self._asked == "auto" and self.target.device.type != "cuda":
+            return Backend("host", f"on a {self.target.device.type} nothing is gained by static shapes")
+        reason = self.device.declines(policy or self.policy, rule)
+        return Backend("device", "every part of the round can run there") if reason is None else Backend("host", reason)
 
     def run(
         self,
@@ -108,20 +139,20 @@ class Engine:
         Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted).
         Closing the iterator at any time is harmless.
         """
-        sampling = sampling or Sampling()
-        policy = policy or self.policy
-        request = self._open(prompt, max_new_tokens, sampling, rule, policy)
-        model = self._acceptance.setdefault((policy.name, sampling.greedy), AcceptanceModel())
-        step = self._prefill(request)
+        request = self._open(prompt, max_new_tokens, sampling or Sampling(), rule, policy or self.policy)
         try:
+            step = self._prefill(request)
             while True:
                 step = _cut(step, request.remaining, stop_ids)
                 request.sampler.commit(step.tokens)
-                yield step
                 if request.remaining <= 0 or step.tokens[-1] in stop_ids:
+                    yield step
                     return
-                step = self._round(request, policy, model)
+                begun = self._begin(request) if request.rounds.ahead else None
+                yield step
+                step = self._end(request, begun or self._begin(request))
         finally:
+            request.rounds.close()
             self._remember()
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
@@ -138,89 +169,77 @@ class Engine:
             )
 
     def _open(
-        self,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        rule: Rule | None,
-        policy: Policy,
+        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, rule: Rule | None, policy: Policy
     ) -> _Request:
         self.check(prompt, max_new_tokens)
         end = min(self.target.context_limit, len(prompt) + max_new_tokens)
-        capacity = end + 1 + policy.n_max
-        state = self.drafter.open(capacity) if self.drafter else None
-        return _Request(self.target.new_cache(capacity), Sampler(sampling, prompt, rule), end, state)
+        sampler = Sampler(sampling, prompt, rule)
+        acceptance = self._acceptance.setdefault((policy.name, sampling.greedy), AcceptanceModel())
+        rounds: Rounds
+        if self.backend(policy, rule).name == "device":
+            rounds = DeviceRounds(self.device, self.target, policy, sampler, end)
+        else:
+            rounds = HostRounds(self.target, self.drafter, policy, sampler, end)
+        return _Request(sampler, end, policy, acceptance, rounds)
 
     def _prefill(self, request: _Request) -> Step:
         start = time.perf_counter()
-        prompt = request.sampler.tokens
-        for at in range(0, len(prompt), PREFILL_CHUNK):
-            chunk = prompt[at : at + PREFILL_CHUNK]
-            result = self.target.prefill(chunk, request.cache, request.row)
-            self._extend(request, chunk, result.taps)
-        token = request.sampler.draw(result.logits[-1])
+        token = request.rounds.prefill()
         return Step([token], None, [], None, time.perf_counter() - start)
 
-    def _round(self, request: _Request, policy: Policy, model: AcceptanceModel) -> Step:
-        start = time.perf_counter()
-        clock = _Clock()
-        context = request.cache.lengths[request.row]
+    def _begin(self, request: _Request) -> _Begun:
+        """draft, grow, choose, verify."""
+        start, clock, rounds, policy = time.perf_counter(), Clock(), request.rounds, request.policy
         with clock("choose"):
-            costs = self._costs(policy, context)
-            drafts = self._drafts(request, policy, model.outlook(costs))
-        tree = self._draft(request, policy, clock) if drafts else root_only(request.root)
+            costs = self._costs(request)
+            drafts = self._drafts(request, request.acceptance.outlook(costs))
+        tree = rounds.propose(drafts, clock)
+        drafted = tree is not None
         with clock("choose"):
+            tree = root_only(request.root) if tree is None else tree
             mass, depths = tree.mass[1:], tree.depths[1:]
-            tree = tree[: policy.choose(model.calibrate(mass, depths) if policy.calibrated else mass, costs)]
-        with clock("verify"):
-            plan = self.target.plan([tree], request.cache, [request.row])
-            result = self.target.verify(plan, request.cache)
-        with clock("accept"):
-            draw = request.sampler.draw
-            verdict = accept(tree, lambda node, path: draw(result.logits[node], path))
-        with clock("commit"):
-            self._commit(request, verdict, result)
+            mass = request.acceptance.calibrate(mass, depths) if policy.calibrated else mass
+            tree = tree[: policy.choose(mass, costs)]
+        rounds.verify(tree, clock)
+        return _Begun(start, clock, tree, drafted)
+
+    def _end(self, request: _Request, begun: _Begun) -> Step:
+        """accept, commit, observe."""
+        context, clock, tree = request.context, begun.clock, begun.tree
+        verdict = request.rounds.settle(clock)
         with clock("observe"):
+            padding = _padding(1 + len(tree), request.rounds.widths)
             record = Round(
                 context,
                 len(tree),
-                drafts,
+                begun.drafted,
                 tree.mass[1:],
                 tree.depths[1:],
                 len(verdict.path),
                 clock.seconds,
-                self.latency.predict_round(len(tree), context, drafts),
+                self.latency.predict_round(len(tree), context, begun.drafted, padding),
+                padding,
             )
             self.latency.observe(record)
-            model.observe(record)
-        return Step(verdict.tokens, tree, verdict.path, record, time.perf_counter() - start)
+            request.acceptance.observe(record)
+        return Step(verdict.tokens, tree, verdict.path, record, time.perf_counter() - begun.start)
 
-    def _costs(self, policy: Policy, context: int) -> Costs:
+    def _costs(self, request: _Request) -> Costs:
+        policy, context, widths = request.policy, request.context, request.rounds.widths
         if policy.convex and self._offline:
             return self._offline.costs(policy.n_max, context)
-        return self.latency.costs(policy.n_max, context)
+        if widths is None:
+            return self.latency.costs(policy.n_max, context)
+        costs = self.latency.costs(widths[-1] - 1, context)
+        return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
 
-    def _drafts(self, request: _Request, policy: Policy, outlook: Outlook) -> bool:
-        return self.drafter is not None and request.remaining > 1 and policy.drafts(outlook)
+    def _drafts(self, request: _Request, outlook: Outlook) -> bool:
+        return self.drafter is not None and request.remaining > 1 and request.policy.drafts(outlook)
 
-    def _draft(self, request: _Request, policy: Policy, clock: _Clock) -> Tree:
-        assert self.drafter is not None
-        with clock("draft"):
-            asked = Request(request.draft_state, request.root, policy.width)
-            draft = self.drafter.draft([asked])[0]
-        with clock("grow"):
-            # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-            return policy.grow(draft, request.root).up_to_depth(request.remaining - 1)
 
-    def _commit(self, request: _Request, verdict: Verdict, result: Verified) -> None:
-        root = request.root
-        request.cache.commit(request.row, verdict.path)
-        taps = None if result.taps is None else result.taps[[0, *verdict.path]]
-        self._extend(request, [root, *verdict.accepted], taps)
-
-    def _extend(self, request: _Request, tokens: Sequence[int], taps: Tensor | None) -> None:
-        if self.drafter is not None:
-            self.drafter.extend(request.draft_state, list(tokens), taps)
+def _padding(tokens: int, widths: Sequence[int] | None) -> int:
+    """Tokens that a forward of `tokens` runs besides, where only `widths` can run."""
+    return 0 if widths is None else next(width for width in widths if width >= tokens) - tokens
 
 
 def _cut(step: Step, remaining: int, stop_ids: frozenset[int]) -> Step:

@@ -161,9 +161,9 @@ class LatencyModel:
             self._costs[key] = Costs(plain_s, self._draft_s(context), host, verify)
         return self._costs[key]
 
-    def predict_round(self, n: int, context: int, drafted: bool) -> float:
-        """Expected seconds of a round that verifies n nodes; of a plain step if not `drafted`."""
-        verify = self._verify_s(n, context)
+    def predict_round(self, n: int, context: int, drafted: bool, padding: int = 0) -> float:
+        """Expected seconds of a round that verifies n nodes and runs `padding`; of a plain step if not `drafted`."""
+        verify = self._verify_s(1 + n + padding, context)
         if not drafted:
             return verify + self._plain_host_s()
         return verify + self._draft_s(context) + float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
@@ -172,9 +172,9 @@ class LatencyModel:
         """Learn from where a round's seconds went."""
         verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
         host = round.total_s - verify - draft
-        if verify > 0 and 1 + round.n in self._warm:
+        if verify > 0 and round.width in self._warm:
             self._learn_verify(round, verify)
-        self._warm.add(1 + round.n)  # a width's first forward makes kernels for it: no word on the next ones
+        self._warm.add(round.width)  # a width's first forward makes kernels for it: no word on the next ones
         if draft > 0:
             self._draft.move(log(draft / self._draft_s(round.context)))
         if host > 0 and round.drafted:
@@ -190,9 +190,9 @@ class LatencyModel:
         others until it had wronged them all.
         """
         usual = seconds / exp(self._pace)
-        surprise = log(usual / self._verify_s(round.n, round.context))
-        known = self._verify.seen(1 + round.n) / ENOUGH  # a width that is new has itself to blame
-        self._verify.learn(1 + round.n, usual, self._verify_prior(round.context))
+        surprise = log(usual / self._verify_s(round.width, round.context))
+        known = self._verify.seen(round.width) / ENOUGH  # a width that is new has itself to blame
+        self._verify.learn(round.width, usual, self._verify_prior(round.context))
         pace = self._pace + PACE * min(known, 1.0) * min(max(surprise, -LEAP), LEAP)
         self._pace = FADE * pace
 
@@ -226,9 +226,9 @@ class LatencyModel:
             self._priors[bucket] = np.maximum(seconds, LEAST_S)
         return self._priors[bucket]
 
-    def _verify_s(self, n: int, context: int) -> float:
+    def _verify_s(self, width: int, context: int) -> float:
         curve = self._verify.seconds(self._verify_prior(context))
-        return float(np.interp(1 + n, WIDTHS, curve))
+        return float(np.interp(width, WIDTHS, curve))
 
     def _draft_s(self, context: int) -> float:
         prior = self.machine.seconds(self._draft_work(context)) if self._draft_work else 0.0

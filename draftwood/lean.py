@@ -63,7 +63,7 @@ class Lean:
             decoder.layers[0].self_attn.head_dim,
             config.rms_norm_eps,
         )
-        self._scale = decoder.layers[0].self_attn.scaling
+        self.scale = decoder.layers[0].self_attn.scaling
         self.windows = [window(model, i) for i in range(len(decoder.layers))]
         self._taps: dict[int, int] = {}
         self._collect_anew()
@@ -71,7 +71,7 @@ class Lean:
     def _collect_anew(self) -> None:
         decoder = self.model.model
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
-        self._log2_scale = log2_scale(self._scale, decoder.norm.weight)
+        self._log2_scale = log2_scale(self.scale, decoder.norm.weight)
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
@@ -142,9 +142,9 @@ class Lean:
 
     def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
-        if self.exact_cache:
+        if cache.exact:
             return attend_invariantly(q, keys, values, plan, self._log2_scale, self.windows[layer])
-        seen = attend_slots(q.transpose(0, 1), keys, values, plan, self._scale, self.windows[layer])
+        seen = attend_slots(q.transpose(0, 1), keys, values, plan, self.scale, self.windows[layer])
         return seen.flatten(1)
 
 

@@ -15,10 +15,11 @@ import transformers
 from draftwood.cache import KVCache
 from draftwood.config import config
 from draftwood.drafters.base import Drafter, Request
-from draftwood.engine import PREFILL_CHUNK, Engine
+from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
 from draftwood.offline_profile import WIDTHS, Measure, Profile, measure_profile
+from draftwood.rounds import PREFILL_CHUNK
 from draftwood.store import cached_file
 from draftwood.target import Target
 from draftwood.tree import Tree

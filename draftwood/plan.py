@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -65,9 +66,23 @@ def pack_bits(rows: Bools) -> NDArray[np.int32]:
     return np.packbits(padded, axis=1, bitorder="little").view("<i4")
 
 
+class Visibility(Protocol):
+    """Who sees whom in the segments of one forward, in the two forms that attention backends read."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a token may see tokens of its segment that come after it. In a tree none does."""
+        ...
+
+    def mask(self, index: int, window: int | None, groups: int) -> Tensor | None: ...
+    def sight(self, index: int) -> Sight: ...
+
+
 @dataclass(slots=True, eq=False)
 class Plan:
     """Positions, slots and masks of one forward over `[1, sum N]` tokens."""
+
+    ahead: ClassVar[bool] = False
 
     tokens: Tensor  # [1, sum N]
     positions: Tensor  # [1, sum N] context length + depth

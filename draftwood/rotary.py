@@ -17,10 +17,11 @@ class Rotary:
         self._embedding, self._like = embedding, like
         self._cos, self._sin = self._rows(FIRST_ROWS)
 
-    def reserve(self, count: int) -> None:
-        """Make rows for the positions 0 to `count` - 1."""
+    def reserve(self, count: int) -> tuple[Tensor, Tensor]:
+        """Make rows for the positions 0 to `count` - 1. Who captures a graph keeps what this returns alive."""
         if count > len(self._cos):
             self._cos, self._sin = self._rows(max(count, 2 * len(self._cos)))
+        return self._cos, self._sin
 
     def __call__(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of positions start..stop-1, each `[stop - start, 1, D]`."""

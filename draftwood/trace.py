@@ -16,13 +16,19 @@ class Round:
     """One round of one request: the only input of metrics, calibration and the simulator."""
 
     context: int  # tokens in the KV cache when the round began
-    n: int  # nodes verified, the root not counted: the target ran 1 + n tokens
+    n: int  # nodes verified, the root not counted
     drafted: bool  # False: the policy skipped the drafter
     mass: Floats  # [n] the drafter's path probabilities of the verified nodes
     depths: Ints  # [n]
     accepted: int  # nodes accepted; the round emitted 1 + accepted tokens
     seconds: dict[str, float]  # by verb, see VERBS
     predicted_s: float  # what the latency model expected of draft + aux + verify; NaN if it has no opinion
+    padding: int = 0  # tokens that the target ran besides, to fill a captured width
+
+    @property
+    def width(self) -> int:
+        """Tokens of the target's forward."""
+        return 1 + self.n + self.padding
 
     @property
     def total_s(self) -> float:
@@ -33,6 +39,7 @@ class Round:
         return {
             "context": self.context,
             "n": self.n,
+            "width": self.width,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "mass": [round(float(m), 4) for m in self.mass],

@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftwood.drafters.base import Request
+from draftwood.device.graphs import Graphs
+from draftwood.drafters.base import Placeable, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.latency import Work
 from draftwood.target import Target
@@ -179,6 +182,100 @@ class Branching(Scripted):
             np.array([0, 1, 1, 2, 2, 2]),
             np.array([1, 0.6, 0.3, 0.3, 0.2, 0.1], np.float32),
         )
+
+
+@dataclass
+class Tabled(Placeable):
+    """A scripted drafter on a device: its proposals by the length of the text alone, from a table made on first use."""
+
+    script: Scripted
+    longest: int = 64  # tokens of a text; the last entry serves longer ones
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.script, name)  # on the host it is the script itself
+
+    def place(self, capacity: int) -> PlacedTable:
+        return PlacedTable(self)
+
+
+class PlacedTable:
+    def __init__(self, drafter: Tabled) -> None:
+        self.max_depth = drafter.script.max_depth
+        self._drafter, self._tables = drafter, {}
+        self.taps: torch.Tensor | None = None  # by position, as DFlash would keep what it makes of them
+
+    def extend(self, taps: torch.Tensor, start: torch.Tensor) -> None:
+        if self.taps is None:
+            self.taps = taps.new_zeros(2 * self._drafter.longest, taps.shape[1])
+        self.taps.index_copy_(0, start + torch.arange(len(taps), device=start.device), taps)
+
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if width not in self._tables:
+            self._tables[width] = [part.to(root.device) for part in self._table(width)]
+        tokens, logp = self._tables[width]
+        at = context.clamp(max=len(tokens) - 1)[None]  # a scalar index would wait for the device
+        return tokens[at][0], logp[at][0]
+
+    def nbytes(self) -> int:
+        return 0
+
+    def _table(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self._drafter.longest, self.max_depth, width
+        tokens, logp = np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32)
+        for length in range(self._drafter.longest):
+            proposal = self._drafter.script.propose([0] * (length + 1), width)
+            if isinstance(proposal, Lattice):  # a tree means that it proposes nothing
+                tokens[length, :, : proposal.tokens.shape[1]] = proposal.tokens
+                logp[length, :, : proposal.tokens.shape[1]] = proposal.logp
+        return torch.from_numpy(tokens), torch.from_numpy(logp)
+
+
+# Operators whose result a CUDA graph cannot hold: they wait for the device, or have a shape that depends on data.
+WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "item", "equal")
+
+
+class Recorder(TorchDispatchMode):
+    """Operators as a CUDA graph holds them: run once, then repeated on the same memory with the same Python numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not any(name in str(func) for name in WAITING), f"{func} waits for the device"
+        out = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, out))
+        return out
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        for func, args, kwargs, out in self._calls:
+            again = func(*args, **kwargs)
+            for kept, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
+                    kept.copy_(new)
+
+
+class ReplayedGraphs(Graphs):
+    """CUDA graphs on a CPU: what a stage did when it was captured is all that it will ever do."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.recorded: dict[object, Recorder] = {}
+
+    def prepare(self, key, stage, changing) -> None:
+        if key not in self.recorded:
+            before = [tensor.clone() for tensor in changing]
+            with Recorder() as self.recorded[key]:
+                stage()
+            for tensor, old in zip(changing, before, strict=True):
+                tensor.copy_(old)
+
+    def run(self, key, stage) -> None:
+        self.recorded[key].replay()
+
+    def clear(self) -> None:
+        self.recorded.clear()
 
 
 def tiny_dflash(target: Target):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draftwood.plan import Plan, Sight
+from draftwood.plan import Sight, Visibility
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,7 @@ class AttentionArgs:
     window: int | None  # how many positions a token looks back, itself included; None: all
     softcap: float | None  # Gemma: scores become softcap * tanh(scores / softcap)
     sinks: Tensor | None  # [H] GPT-OSS: a logit that takes probability and gives no value
-    plan: Plan
+    plan: Visibility
     segment: int  # of the plan
 
     @property

@@ -20,6 +20,8 @@ def declines(args: AttentionArgs) -> str | None:
     if not query.is_cuda:  # first and by itself: a CPU asks in every layer
         return "it runs on CUDA devices only"
     size, nodes = query.shape[-1], query.shape[-2]
+    if args.plan.ahead:
+        return "its programs stop at their last token, and these see later ones"
     if args.softcap is not None:
         return "it does not soft-cap scores"
     if args.sinks is not None:

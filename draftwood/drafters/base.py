@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,3 +51,36 @@ class Drafter(Protocol):
     def work(self, context: int) -> Work:
         """FLOPs and bytes of one draft at this context length, for the latency prior."""
         ...
+
+
+class Placed(Protocol):
+    """One request's draft state in buffers that stay where they are: what a captured round runs.
+
+    Nothing in `extend` and `draft` may wait for the device or depend on a number that changes; whatever does lies in a
+    tensor. `extend` follows every prefill and commit here too.
+    """
+
+    max_depth: int
+
+    def extend(self, taps: torch.Tensor, start: torch.Tensor) -> None:
+        """Context tokens at the positions from `start` [] on, as taps `[M, len(tap_layers) * hidden]`.
+
+        Rows after the accepted ones hold nonsense: the next call overwrites what it left.
+        """
+        ...
+
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and log-probabilities `[max_depth, width]` of a lattice behind `root` [1], at `context` []."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes of its buffers."""
+        ...
+
+
+class Placeable(ABC):
+    """A drafter that can also run on static buffers. Others draft on the host."""
+
+    @abstractmethod
+    def place(self, capacity: int) -> Placed:
+        """Buffers for one request of at most `capacity` tokens, everything behind its context included."""

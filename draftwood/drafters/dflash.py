@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
-from draftwood.decoder import heads_norm, norm
-from draftwood.drafters.base import Request
+from draftwood.decoder import norm
+from draftwood.drafters.base import Placeable, Request
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
-from draftwood.drafters.dflash_weights import Weights, build_weights
+from draftwood.drafters.dflash_static import StaticDFlash
+from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
 from draftwood.drafters.lattice import lattice_of
 from draftwood.errors import BadInput
 from draftwood.latency import Work
-from draftwood.rotary import Rotary, rotate
+from draftwood.rotary import Rotary
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
@@ -54,7 +55,7 @@ class DFlashState:
             self.kv = grown
 
 
-class DFlashDrafter:
+class DFlashDrafter(Placeable):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
 
     def __init__(
@@ -126,6 +127,10 @@ class DFlashDrafter:
         rows = logits.view(len(requests), self.max_depth, -1)
         return [lattice_of(row, request.width) for row, request in zip(rows, requests, strict=True)]
 
+    def place(self, capacity: int) -> StaticDFlash:
+        """One request's state of at most `capacity` tokens in static buffers."""
+        return StaticDFlash(self.config, self._weights, self._rotary, self._target, self.max_depth, capacity)
+
     def work(self, context: int) -> Work:
         """One request's draft at `context` tokens, the target's head included; one new context feature."""
         config = self.config
@@ -147,16 +152,12 @@ class DFlashDrafter:
 
     def _project(self, state: DFlashState, taps: Tensor) -> None:
         """Fuse taps `[M, taps * hidden]` to features and store their keys and values in all layers."""
-        config, weights, start = self.config, self._weights, state.projected
+        start = state.projected
         stop = start + len(taps)
-        state.reserve(stop + config.block_size)
-        features = norm(weights.fc(taps.to(weights.norm)), weights.feature_norm, config.norm_eps)
-        kv = weights.context_kv(features)
-        kv = kv.view(len(taps), config.num_layers, 2, config.num_kv_heads, config.head_dim)
-        keys = heads_norm(kv[:, :, 0], weights.context_k_norm, config.norm_eps)
-        cos, sin = self._rotary(start, stop)
-        state.kv[:, 0, :, start:stop] = rotate(keys.flatten(1, 2), cos, sin).view_as(keys).permute(1, 2, 0, 3)
-        state.kv[:, 1, :, start:stop] = kv[:, :, 1].permute(1, 2, 0, 3)
+        state.reserve(stop + self.config.block_size)
+        keys, values = context_kv(self.config, self._weights, taps, *self._rotary(start, stop))
+        state.kv[:, 0, :, start:stop] = keys
+        state.kv[:, 1, :, start:stop] = values
         state.projected = stop
 
     def _embed_roots(self, roots: list[int]) -> Tensor:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from draftwood.decoder import Layer
+from draftwood.decoder import Layer, heads_norm, norm
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.errors import BadModel
 from draftwood.packing import linear
+from draftwood.rotary import rotate
 
 SHARED = (
     "embed_tokens.weight",
@@ -29,6 +30,16 @@ class Weights:
     context_k_norm: Tensor | None  # [layers, G, D]
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden]
+
+
+def context_kv(config: DFlashConfig, weights: Weights, taps: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotated keys and values `[layers, G, M, D]` of context tokens in all layers, from taps `[M, taps * hidden]`."""
+    features = norm(weights.fc(taps.to(weights.norm)), weights.feature_norm, config.norm_eps)
+    kv = weights.context_kv(features)
+    kv = kv.view(len(taps), config.num_layers, 2, config.num_kv_heads, config.head_dim)
+    keys = heads_norm(kv[:, :, 0], weights.context_k_norm, config.norm_eps)
+    keys = rotate(keys.flatten(1, 2), cos, sin).view_as(keys)
+    return keys.permute(1, 2, 0, 3), kv[:, :, 1].permute(1, 2, 0, 3)
 
 
 def build_weights(

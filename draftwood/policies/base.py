@@ -6,7 +6,8 @@ Policies are pure: numpy in, a number out. What is learned from round to round l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,11 @@ class Costs:
     def round_s(self) -> NDArray[np.float64]:
         """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
         return self.draft_s + self.aux_s + self.verify_s
+
+    def stepped(self, widths: Sequence[int]) -> Costs:
+        """The same where only these numbers of tokens can run (ascending, the last at least n_max + 1)."""
+        ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
+        return replace(self, verify_s=self.verify_s[ran - 1])
 
 
 @dataclass(frozen=True, slots=True)

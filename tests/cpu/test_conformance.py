@@ -19,15 +19,26 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from draftwood import engine as engine_module
 from draftwood import registry
+from draftwood import rounds as rounds_module
 from draftwood.accept import Draw, Verdict
+from draftwood.device.draw import Dice
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
-from tests.reference import Branching, Hostile, Noisy, Truthful, plain_logits, tiny_dflash, tiny_target
+from tests.reference import (
+    Branching,
+    Hostile,
+    Noisy,
+    ReplayedGraphs,
+    Tabled,
+    Truthful,
+    plain_logits,
+    tiny_dflash,
+    tiny_target,
+)
 
 POLICIES = [
     "autoregressive", "dflash", "ddtree:1", "ddtree:7", "ddtree:40", "beam:3x4", "caddtree", "caddtree:paper",
@@ -49,9 +60,16 @@ def latency_of(target: Target) -> LatencyModel:
     return LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
 
 
-def run(target: Target, drafter, policy: str, sampling: Sampling, **options) -> list[int]:
-    made = Engine(target, drafter, registry.policy(policy), latency_of(target))
-    steps = made.run(PROMPT, options.pop("new", NEW), sampling, **options)
+def engine(target: Target, drafter, policy: str, backend: str = "host") -> Engine:
+    """On the device, stages are recorded once and replayed, as CUDA graphs are."""
+    made = Engine(target, drafter, registry.policy(policy), latency_of(target), backend=backend)
+    made.device.graphs = ReplayedGraphs(target.device)
+    assert made.backend().name == backend
+    return made
+
+
+def run(target: Target, drafter, policy: str, sampling: Sampling, backend: str = "host", **options) -> list[int]:
+    steps = engine(target, drafter, policy, backend).run(PROMPT, options.pop("new", NEW), sampling, **options)
     return [token for step in steps for token in step.tokens]
 
 
@@ -93,6 +111,14 @@ DRAFTERS: dict[str, Callable] = {
 }
 
 
+ON_DEVICE: dict[str, Callable] = {
+    "none": lambda target, truth: None,
+    "truthful": lambda target, truth: Tabled(Truthful("truthful", tap_layers=(0, 2), truth=truth)),
+    "noisy": lambda target, truth: Tabled(Noisy("noisy")),
+    "hostile": lambda target, truth: Tabled(Hostile("hostile")),
+    "dflash": lambda target, truth: tiny_dflash(target),
+}
+
 # How a token is drawn does not depend on the family, so the second one needs fewer ways of drawing.
 CASES = [("llama", name) for name in SAMPLINGS] + [("qwen3_sliding", name) for name in ("greedy", "T = 1")]
 
@@ -106,13 +132,25 @@ def test_the_text_is_the_targets_own(drafter: str, policy: str, of: str, samplin
     assert run(target, made, policy, SAMPLINGS[sampling]) == truth
 
 
+@pytest.mark.parametrize(("of", "sampling"), CASES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("drafter", ON_DEVICE)
+def test_the_text_is_the_targets_own_on_the_device(drafter: str, policy: str, of: str, sampling: str) -> None:
+    target, truth = target_of(of), truth_of(of, sampling)
+    made = ON_DEVICE[drafter](target, PROMPT + truth)
+    assert run(target, made, policy, SAMPLINGS[sampling], "device") == truth
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
 @pytest.mark.parametrize("policy", ["dflash", "ddtree:7", "bastion"])
-def test_a_truthful_drafter_is_believed(family: Target, truth: list[int], policy: str) -> None:
+def test_a_truthful_drafter_is_believed(family: Target, truth: list[int], policy: str, backend: str) -> None:
     """Equality alone would also hold if nothing were ever accepted."""
     drafter = Truthful("truthful", truth=PROMPT + truth)
-    made = Engine(family, drafter, registry.policy(policy), latency_of(family))
+    made = engine(family, drafter if backend == "host" else Tabled(drafter), policy, backend)
     rounds = [step.round for step in made.run(PROMPT, NEW) if step.round]
     assert len(rounds) < NEW / 2 and sum(r.accepted for r in rounds) > NEW / 2
+    if backend == "device":
+        return
     assert drafter.seen[0] == (PROMPT + truth)[: len(drafter.seen[0])], "the drafter must see the committed text"
 
 
@@ -138,17 +176,22 @@ class Table:
 
     name, context_limit, tap_layers, vocab_size = "table", 1000, (), SMALL
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.logits = torch.tensor(np.random.default_rng(1).normal(scale=1.2, size=(SMALL, SMALL, SMALL)))
 
     def tap(self, layers) -> None: ...
+
+    def after(self, tokens: list[int]) -> torch.Tensor:
+        return self.logits[tokens[-2], tokens[-1]]
 
     def new_cache(self, capacity: int):
         return TableCache()
 
     def prefill(self, chunk: list[int], cache: TableCache, row: int):
         cache.tokens.extend(chunk)
-        return _Result(self.logits[cache.tokens[-2], cache.tokens[-1]][None])
+        return _Result(self.after(cache.tokens)[None])
 
     def plan(self, trees: list[Tree], cache: TableCache, rows):
         return trees[0]
@@ -185,16 +228,15 @@ class _Result:
 START = [0, 1]
 
 
-def exact(target: Table, sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence, by the chain rule."""
-    law: dict[tuple[int, ...], float] = {}
-    for text in itertools.product(range(SMALL), repeat=LENGTH):
-        p = 1.0
-        for i, token in enumerate(text):
-            before = [*START, *text[:i]]
-            scores = Sampler(sampling, before).process(target.logits[before[-2], before[-1]])
-            p *= float(scores.softmax(-1)[token])
-        law[text] = p
+def exact(logits: Callable[[list[int]], torch.Tensor], sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence, by the chain rule; `logits` gives those after some tokens."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        for text, p in [*law.items()]:
+            before = [*START, *text]
+            probs = Sampler(sampling, before).process(logits(before)).softmax(-1)
+            law |= {(*text, token): p * float(probs[token]) for token in range(SMALL)}
+            del law[text]
     return law
 
 
@@ -213,9 +255,12 @@ def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float])
 
 def sample(target: Table, policy: str, sampling: Sampling) -> Counter[tuple[int, ...]]:
     drafter = Noisy("noisy", vocab=SMALL, max_depth=LENGTH)
-    made = Engine(target, drafter, registry.policy(policy), latency_of(target))
+    return count(Engine(target, drafter, registry.policy(policy), latency_of(target)), sampling, DRAWS)
+
+
+def count(made: Engine, sampling: Sampling, draws: int) -> Counter[tuple[int, ...]]:
     counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(DRAWS):
+    for seed in range(draws):
         steps = made.run(START, LENGTH, dataclasses.replace(sampling, seed=seed))
         counts[tuple(token for step in steps for token in step.tokens)] += 1
     return counts
@@ -225,7 +270,23 @@ def sample(target: Table, policy: str, sampling: Sampling) -> Counter[tuple[int,
 @pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:7", "bastion"])
 def test_sampled_texts_have_the_exact_distribution(policy: str, sampling: Sampling) -> None:
     target = Table()
-    assert p_value(sample(target, policy, sampling), exact(target, sampling)) > ALARM
+    assert p_value(sample(target, policy, sampling), exact(target.after, sampling)) > ALARM
+
+
+def argmax_of_the_node(dice: Dice, logits: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    """Wrong at T > 0."""
+    return logits.argmax(-1)
+
+
+@pytest.mark.parametrize(("wrong", "draws"), [(None, 1000), (argmax_of_the_node, 300)])
+def test_sampled_texts_on_the_device(wrong: Callable | None, draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the exact distribution; drawn wrongly, they do not."""
+    if wrong:
+        monkeypatch.setattr(Dice, "draw", wrong)
+    target = tiny_target(vocab_size=SMALL)
+    made = engine(target, Tabled(Noisy("noisy", vocab=SMALL, max_depth=LENGTH)), "ddtree:7", "device")
+    law = exact(lambda tokens: plain_logits(target, tokens)[-1], SHAPED)
+    assert (p_value(count(made, SHAPED, draws), law) > ALARM) == (wrong is None)
 
 
 def argmax_along_the_path(sampler_draw: Draw, logits: Callable[[int], torch.Tensor], tree: Tree) -> Verdict:
@@ -266,8 +327,8 @@ def test_a_wrong_acceptance_rule_fails(wrong: Callable, monkeypatch: pytest.Monk
     def accept(tree: Tree, draw: Draw) -> Verdict:
         return wrong(draw, lambda node: target.verified[node], tree)
 
-    monkeypatch.setattr(engine_module, "accept", accept)
-    assert p_value(sample(target, "ddtree:7", Sampling(1.0)), exact(target, Sampling(1.0))) < ALARM
+    monkeypatch.setattr(rounds_module, "accept", accept)
+    assert p_value(sample(target, "ddtree:7", Sampling(1.0)), exact(target.after, Sampling(1.0))) < ALARM
 
 
 # --- lower precision ------------------------------------------------------------------------------------------
@@ -286,27 +347,35 @@ def test_in_bf16_every_token_is_the_targets_argmax_or_a_near_tie(policy: str) ->
 # --- what engines must survive --------------------------------------------------------------------------------
 
 
-def test_stop_tokens_end_the_text_and_are_emitted(family: Target, truth: list[int]) -> None:
+backends = pytest.mark.parametrize("backend", ["host", "device"])
+
+
+@backends
+def test_stop_tokens_end_the_text_and_are_emitted(family: Target, truth: list[int], backend: str) -> None:
     stop = truth[17]
     expected = truth[: truth.index(stop) + 1]
-    drafter = Truthful("truthful", truth=PROMPT + truth)
+    drafter = Tabled(Truthful("truthful", truth=PROMPT + truth))
     for policy in POLICIES:
-        assert run(family, drafter, policy, Sampling(), stop_ids=frozenset({stop})) == expected
+        assert run(family, drafter, policy, Sampling(), backend, stop_ids=frozenset({stop})) == expected
 
 
+@backends
 @pytest.mark.parametrize("new", [1, 2, 3, 7])
-def test_never_more_tokens_than_asked(family: Target, truth: list[int], new: int) -> None:
+def test_never_more_tokens_than_asked(family: Target, truth: list[int], new: int, backend: str) -> None:
     for policy in POLICIES:
-        assert run(family, Truthful("t", truth=PROMPT + truth), policy, Sampling(), new=new) == truth[:new]
+        drafter = Tabled(Truthful("t", truth=PROMPT + truth))
+        assert run(family, drafter, policy, Sampling(), backend, new=new) == truth[:new]
 
 
-def test_the_context_window_ends_the_text() -> None:
+@backends
+def test_the_context_window_ends_the_text(backend: str) -> None:
     target = tiny_target(max_position_embeddings=32)
-    assert len(run(target, Noisy("noisy"), "ddtree:40", Sampling(), new=100)) == 32 - len(PROMPT)
+    assert len(run(target, Tabled(Noisy("noisy")), "ddtree:40", Sampling(), backend, new=100)) == 32 - len(PROMPT)
 
 
-def test_an_abandoned_run_leaves_nothing_behind(family: Target, truth: list[int]) -> None:
-    made = Engine(family, Noisy("noisy"), registry.policy("ddtree:7"), latency_of(family))
+@backends
+def test_an_abandoned_run_leaves_nothing_behind(family: Target, truth: list[int], backend: str) -> None:
+    made = engine(family, Tabled(Noisy("noisy")), "ddtree:7", backend)
     for rounds in (1, 2, 5):
         abandoned = made.run(PROMPT, NEW)
         list(itertools.islice(abandoned, rounds))

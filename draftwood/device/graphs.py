@@ -1,0 +1,97 @@
+"""CUDA graphs by key, captured when first needed, in one memory pool; without CUDA the same stages run as they are.
+
+A stage reads and writes static buffers only, so replaying it repeats it on whatever they hold by then. Graphs share
+one pool because no two of them run at the same time and nothing of theirs outlives a replay but the buffers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+MOST = 64  # graphs kept, the longest unused go first: each one holds its kernels' parameters
+WARM_UPS = 2  # runs before a capture: kernels are chosen and compiled in them
+
+Stage = Callable[[], None]
+
+
+class Graphs:
+    """Runs stages, on CUDA by replaying what it captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._captures = device.type == "cuda"
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self.nbytes = 0  # device memory that captures took
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def prepare(self, key: Hashable, stage: Stage, changing: Sequence[Tensor]) -> None:
+        """Capture `stage` under `key` if it is not there yet. `changing` is put back to what it was before."""
+        if not self._captures:
+            return
+        if key not in self._graphs:
+            if len(self._graphs) == MOST:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._capture(stage, changing)
+        self._graphs.move_to_end(key)
+
+    def run(self, key: Hashable, stage: Stage) -> None:
+        """Run `stage`, which was prepared under `key`."""
+        if self._captures:
+            self._graphs[key].replay()
+        else:
+            stage()
+
+    def clear(self) -> None:
+        """Forget all graphs and give their memory back."""
+        self._graphs.clear()
+        self.nbytes = 0
+
+    def _capture(self, stage: Stage, changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        reserved = torch.cuda.memory_reserved(self._device)
+        self._warm_up(stage, changing)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            stage()
+        self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - reserved)
+        return graph
+
+    def _warm_up(self, stage: Stage, changing: Sequence[Tensor]) -> None:
+        """On a side stream, as captures want it."""
+        saved = [tensor.clone() for tensor in changing]
+        current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                stage()
+                for tensor, before in zip(changing, saved, strict=True):
+                    tensor.copy_(before)
+        current.wait_stream(side)
+
+
+class Span:
+    """Seconds that the device takes from `Span(device)` to `end()`; nobody waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2 if device.type == "cuda" else 0)]
+        self._times: list[float] = []
+        self.end()
+
+    def end(self) -> None:
+        if self._events:
+            self._events[len(self._times)].record()
+        self._times.append(perf_counter())
+
+    @property
+    def seconds(self) -> float:
+        """Asked for when both ends are in the past."""
+        if self._events:
+            return self._events[0].elapsed_time(self._events[1]) / 1e3
+        return self._times[1] - self._times[0]

@@ -1,0 +1,198 @@
+"""The rounds of a request on the device: two stages a round are started, one report is read.
+
+    host      choose n    start verify n, start the next draft    (text of the round before leaves)    read
+    device                verify, accept, commit, draft, grow, report
+
+The read brings the verdict on this round's tree together with the next tree, so the host decides on stops, limits and
+the next width from one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from draftwood.accept import Verdict
+from draftwood.device.graphs import Graphs, Span, Stage
+from draftwood.device.stages import Stages
+from draftwood.device.state import State
+from draftwood.drafters.base import Drafter, Placeable
+from draftwood.errors import BadInput
+from draftwood.grow import Growth
+from draftwood.lean import Lean
+from draftwood.policies.base import Policy
+from draftwood.rotary import Rotary
+from draftwood.rounds import Clock, prefill
+from draftwood.sampling import Rule, Sampler
+from draftwood.target import Target
+from draftwood.tree import Tree
+
+LEAST_CAPACITY = 512  # tokens; capacities are powers of two, so that few requests need new buffers and graphs
+
+
+class Device:
+    """What rounds on the device share between requests: buffers for one request at a time, stages and their graphs."""
+
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+        self._target, self._drafter = target, drafter
+        self._state: State | None = None
+        self._stages: dict[tuple[Growth, int], Stages] = {}
+        self._rotary: Rotary | None = None
+        self.graphs = Graphs(target.device)
+        self.busy = False
+
+    def declines(self, policy: Policy, rule: Rule | None) -> str | None:
+        """Why the host must run the rounds of a request; None if they can run here."""
+        if not isinstance(self._target.path, Lean):
+            return f"{self._target.name} takes the {self._target.path.name} path, which cannot be captured"
+        if self._drafter is not None and not isinstance(self._drafter, Placeable):
+            return f"the drafter {self._drafter.name} runs on the host"
+        if not isinstance(policy.grow, Growth):
+            return f"the policy {policy.name} grows its trees with a function of its own"
+        if rule is not None:
+            return "logits processors run on the host"
+        device = self._target.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            return f"{device} is not PyTorch's current device"  # streams and events would be another's
+        if self.busy:
+            return "another answer of this engine is being written on the device"
+        return None
+
+    @torch.inference_mode(False)
+    def open(self, policy: Policy, end: int) -> tuple[State, Stages]:
+        """Buffers and stages for one request of at most `end` tokens, until `close`.
+
+        Raises BadInput if they do not fit into the device's memory.
+        """
+        assert isinstance(policy.grow, Growth) and isinstance(self._target.path, Lean)
+        needed = end + 1 + policy.n_max
+        path = self._target.path
+        moved = path.rotary is not self._rotary  # the model's owner has moved its weights: graphs read the old ones
+        if self._state is None or self._state.capacity < needed or moved:
+            self._state, self._stages = None, {}  # freed before the new ones are made
+            self.graphs.clear()
+            self._state = self._allocate(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()))
+        key = policy.grow, policy.width
+        if key not in self._stages:
+            self._stages[key] = Stages(path, self._state, policy.grow, policy.width)
+        self.busy = True
+        return self._state, self._stages[key]
+
+    def close(self) -> None:
+        self.busy = False
+
+    def nbytes(self) -> dict[str, int]:
+        """Device memory held between requests."""
+        return {"buffers": self._state.nbytes() if self._state else 0, "graphs": self.graphs.nbytes}
+
+    def _allocate(self, capacity: int) -> State:
+        target, device = self._target, self._target.device
+        check_fits(target.kv_bytes_per_token() * capacity, capacity, device)
+        assert isinstance(target.path, Lean)
+        self._rotary = target.path.rotary
+        self._tables = self._rotary.reserve(capacity)
+        shape = target.path.shape
+        kv = torch.zeros(
+            target.num_layers, 2, shape.kv_heads, capacity, shape.head_dim, dtype=target.dtype, device=device
+        )
+        placed = self._drafter.place(capacity) if isinstance(self._drafter, Placeable) else None
+        return State(kv, target.vocab_size, placed)
+
+
+def check_fits(needed: int, capacity: int, device: torch.device) -> None:
+    """Refuse what the device's memory cannot hold, before anything is allocated."""
+    if device.type != "cuda":
+        return
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    if needed > free:
+        raise BadInput(
+            f"A KV cache of {capacity} tokens takes {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free on "
+            f"{device}; shorten the prompt or ask for fewer new tokens."
+        )
+
+
+class DeviceRounds:
+    """One request's rounds on `device`."""
+
+    ahead = True
+
+    def __init__(self, device: Device, target: Target, policy: Policy, sampler: Sampler, end: int) -> None:
+        """`end` is how many tokens prompt and answer may have together."""
+        self._device, self._target, self._sampler, self._end = device, target, sampler, end
+        self._state, self._stages = device.open(policy, end)
+        self._report, self._place = self._stages.report, target.device
+        self.widths = self._stages.widths
+        self._key = policy.grow, policy.width
+        self._begun = False
+        self._drafts = False  # whether the stages of this round end with a draft
+        self._verified: Tree | None = None
+        self._drafting = self._verifying = Span(self._place)
+
+    @torch.inference_mode()
+    def prefill(self) -> int:
+        state, sampler = self._state, self._sampler
+        state.cache.rewind(0, 0)
+        token = sampler.draw(prefill(self._target, state.cache, sampler.tokens, self._extend))
+        state.reset(sampler.sampling, [*sampler.tokens, token], self._end)
+        self._prepare()
+        return token
+
+    def propose(self, drafts: bool, clock: Clock) -> Tree | None:
+        if drafts and not self._begun:  # nothing ran ahead of the first round
+            self._drafting = self._run(*self._draft_stage())
+            self._report.send()
+            self._report.wait()
+            self._drafts = True
+        drafted, self._drafts, self._begun = self._drafts, drafts, True
+        if not drafted:
+            return None
+        clock.add("draft", self._drafting.seconds)
+        return self._report.tree()
+
+    def verify(self, tree: Tree, clock: Clock) -> None:
+        self._verified = tree
+        self._state.n.fill_(len(tree))
+        width = next(width for width in self.widths if width >= 1 + len(tree))
+        self._verifying = self._run(*self._verify_stage(width))
+        if self._drafts:
+            self._drafting = self._run(*self._draft_stage())
+        self._report.send()
+
+    def settle(self, clock: Clock) -> Verdict:
+        assert self._verified is not None, "settle follows verify"
+        self._report.wait()
+        clock.add("verify", self._verifying.seconds)
+        return self._report.verdict(self._verified)
+
+    def close(self) -> None:
+        self._device.close()
+
+    def _prepare(self) -> None:
+        """Capture what every answer needs; the widest first, so that the others find their memory."""
+        wide, narrow = self.widths[-1], self.widths[0]
+        drafts = [self._draft_stage()] if self._stages.drafter is not None else []
+        for key, stage in (self._verify_stage(wide), *drafts, self._verify_stage(narrow)):
+            self._device.graphs.prepare(key, stage, self._stages.changing)
+
+    def _draft_stage(self) -> tuple[Hashable, Stage]:
+        return (*self._key, "draft"), self._stages.draft
+
+    def _verify_stage(self, width: int) -> tuple[Hashable, Stage]:
+        return (*self._key, width, self._state.dice.kind), partial(self._stages.verify, width)
+
+    def _run(self, key: Hashable, stage: Stage) -> Span:
+        self._device.graphs.prepare(key, stage, self._stages.changing)
+        span = Span(self._place)  # a capture is nothing that the next round will pay
+        self._device.graphs.run(key, stage)
+        span.end()
+        return span
+
+    def _extend(self, chunk: Sequence[int], taps: Tensor | None) -> None:
+        """`prefill` has committed `chunk` to the cache by now."""
+        if self._stages.drafter is not None and taps is not None:
+            start = torch.tensor(self._state.cache.lengths[0] - len(chunk), device=taps.device)
+            self._stages.drafter.extend(taps, start)

@@ -1,0 +1,97 @@
+"""The two halves of a round as fixed sequences of operations on static buffers: draft + grow, verify … commit.
+
+Nothing in here waits for the device, and nothing depends on a Python number that changes between rounds, so each of
+these functions can be captured in a CUDA graph as it stands: `draft` once, `verify` once for each width.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from draftwood.device.ancestors import bitmask, lineage, visible
+from draftwood.device.growth import DeviceTree, Grower
+from draftwood.device.state import Report, State
+from draftwood.device.view import View
+from draftwood.device.walk import Walk, compact, compaction, walk
+from draftwood.grow import Growth
+from draftwood.lean import Lean
+
+# Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
+WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+class Stages:
+    """Both halves for one way of growing. Several of them may share a `State`."""
+
+    def __init__(self, model: Lean, state: State, growth: Growth, width: int) -> None:
+        """`width` (K) is how many candidates of each depth are asked of the drafter."""
+        device, vocab = state.kv.device, len(state.dice.seen)
+        self._model, self._state = model, state
+        self._candidates = min(width, vocab)
+        self.drafter = state.drafter if growth.n_max else None  # who never drafts needs no draft state either
+        depth = self.drafter.max_depth if self.drafter else 0
+        self._grower = Grower(growth, depth, self._candidates, device)
+        self._depth = min(depth, growth.depth or depth)
+        nodes = self._grower.size
+        self._is_chain = growth.per_depth == 1
+        self.widths = (*(w for w in WIDTHS if w <= nodes), 1 + nodes)
+        self.report = Report(nodes, self._depth, device)
+        zeros = torch.zeros(1 + nodes, dtype=torch.int64, device=device)
+        self._tree = DeviceTree(zeros, zeros.clone(), zeros.clone(), zeros.float(), zeros[0].clone())
+        self._line = lineage(zeros, self._depth)
+        self._seen = visible(self._line)
+        self._bits = bitmask(self._seen)
+
+    @property
+    def changing(self) -> tuple[Tensor, ...]:
+        """The buffers that a stage changes for good."""
+        return (*self._state.changing, self.report.buffer)
+
+    @torch.inference_mode()
+    def draft(self) -> None:
+        """draft, grow: a tree behind the root, none of whose nodes is too deep to be emitted."""
+        state = self._state
+        assert self.drafter is not None
+        lattice = self.drafter.draft(state.root, state.length, self._candidates)
+        # A node at depth d can only be emitted if d more tokens fit before the bonus token.
+        tree = self._grower(*lattice, state.root, state.end - state.length - 2)
+        for name in ("tokens", "parents", "depths", "mass", "count"):
+            getattr(self._tree, name).copy_(getattr(tree, name))
+        self._line.copy_(lineage(tree.parents, self._depth))
+        self._seen.copy_(visible(self._line))
+        self._bits.copy_(bitmask(self._seen))
+        self.report.put_tree(tree)
+
+    @torch.inference_mode()
+    def verify(self, width: int) -> None:
+        """verify, accept, commit: the root and the first `state.n` nodes in a forward of `width` tokens."""
+        state, tree, line = self._state, self._tree, self._line[:width]
+        tokens = torch.cat([state.root, tree.tokens[1:width]])
+        depths = tree.depths[:width]
+        positions = state.length + depths
+        found = self._model.forward(tokens, positions, partial(self._attend, self._view(width)))
+        drawn = state.dice.draw(found.logits, positions + 1, tokens, line)
+        walked = walk(tokens, tree.parents[:width], depths, line, drawn, state.n, min(width - 1, self._depth))
+        self._commit(walked, found.taps)
+
+    def _view(self, width: int) -> View:
+        state, bits = self._state, None if self._is_chain else self._bits[:width]
+        form = state.capacity, state.kv.dtype
+        return View(state.length, self._tree.depths[:width], self._seen[:width, :width], bits, *form)
+
+    def _attend(self, view: View, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return view.attend(self._state.kv[layer], self._model.scale, self._model.windows[layer], q, k, v)
+
+    def _commit(self, walked: Walk, taps: Tensor | None) -> None:
+        state = self._state
+        if not self._is_chain:  # a chain's path lies where it belongs
+            compact(state.kv, *compaction(walked, state.length))
+        if self.drafter is not None and taps is not None:
+            self.drafter.extend(taps[torch.cat([walked.path.new_zeros(1), walked.path])], state.length)
+        state.dice.observe(torch.cat([walked.tokens, walked.bonus]))
+        state.root.copy_(walked.bonus)
+        state.length.add_(1 + walked.length)
+        self.report.put_walk(walked)

@@ -1,0 +1,101 @@
+"""One request's state in buffers that stay where they are, and the report that the host reads once a round."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.accept import Verdict
+from draftwood.cache import KVCache
+from draftwood.device.draw import Dice
+from draftwood.device.growth import DeviceTree
+from draftwood.device.walk import Walk
+from draftwood.drafters.base import Placed
+from draftwood.sampling import Sampling
+from draftwood.tree import Tree
+
+
+class State:
+    """What a request has so far. `length` tokens are in the caches; the root is committed, but in no cache yet."""
+
+    def __init__(self, kv: Tensor, vocab: int, drafter: Placed | None) -> None:
+        """`kv` [layers, 2, H_kv, S, d] holds finite numbers everywhere."""
+        device = kv.device
+        self.kv, self.cache = kv, KVCache.over(kv)
+        self.drafter = drafter
+        self.dice = Dice(self.capacity, vocab, device)
+        self.length, self.end, self.n = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        self.root = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of context, tree and everything else that fit."""
+        return self.kv.shape[3]
+
+    @property
+    def changing(self) -> tuple[Tensor, ...]:
+        """The buffers that a round changes for good. Slots of the caches behind `length` are scratch."""
+        return self.length, self.root, self.dice.seen
+
+    def reset(self, sampling: Sampling, tokens: list[int], end: int) -> None:
+        """Start after `tokens`, all of which but the last are in the caches; the text may have `end` in all."""
+        self.length.fill_(len(tokens) - 1)
+        self.root.fill_(tokens[-1])
+        self.end.fill_(end)
+        self.dice.reset(sampling, tokens)
+
+    def nbytes(self) -> int:
+        drafter = 0 if self.drafter is None else self.drafter.nbytes()
+        return self.kv.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
+
+
+class Report:
+    """The tree of one stage and the verdict on it, side by side in one buffer: one copy brings both to the host."""
+
+    def __init__(self, nodes: int, depth: int, device: torch.device) -> None:
+        """Room for a tree of `nodes` nodes and a path of `depth`."""
+        sizes = [4 * (1 + nodes), 1, depth, 1, 1]
+        self.buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        tree, self._count, self._path, self._accepted, self._bonus = self.buffer.split(sizes)
+        self._tree = tree.view(4, 1 + nodes)  # tokens, parents, depths, bits of the masses
+        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    def put_tree(self, tree: DeviceTree) -> None:
+        rows = (tree.tokens, tree.parents, tree.depths, tree.mass.view(torch.int32))
+        for to, row in zip(self._tree, rows, strict=True):
+            to.copy_(row)
+        self._count.copy_(tree.count[None])
+
+    def put_walk(self, walk: Walk) -> None:
+        self._path[: len(walk.path)].copy_(walk.path)
+        self._accepted.copy_(walk.length[None])
+        self._bonus.copy_(walk.bonus)
+
+    def send(self) -> None:
+        """Start the copy to the host."""
+        self._host.copy_(self.buffer, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """The one time in a round that the host waits for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def tree(self) -> Tree:
+        """The tree that was grown last before `send`."""
+        tokens, parents, depths, bits = self._rows(self._tree)[:, : 1 + int(self._rows(self._count)[0])]
+        parents = parents.astype(np.int64)
+        parents[0] = -1
+        return Tree(tokens.astype(np.int64), parents, depths.astype(np.int64), bits.copy().view(np.float32))
+
+    def verdict(self, tree: Tree) -> Verdict:
+        """What the last walk before `send` made of `tree`."""
+        path = self._rows(self._path)[: int(self._rows(self._accepted)[0])].tolist()
+        return Verdict(path, tree.tokens[path].tolist(), int(self._rows(self._bonus)[0]))
+
+    def _rows(self, part: Tensor) -> np.ndarray:
+        """The same part of the copy on the host."""
+        return self._host.as_strided(part.shape, part.stride(), part.storage_offset()).numpy()

@@ -1,0 +1,246 @@
+"""Rounds on the device: which requests they serve, what they keep, how often they are read, and when text leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood import registry
+from draftwood.attention import dispatch, triton_backend
+from draftwood.device import rounds as device_rounds
+from draftwood.device import stages as device_stages
+from draftwood.device.graphs import Graphs
+from draftwood.device.rounds import DeviceRounds
+from draftwood.device.state import Report
+from draftwood.engine import Engine, Step
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel, Machine
+from draftwood.policies.base import Costs
+from draftwood.sampling import Sampling
+from draftwood.target import Target
+from draftwood.tree import Lattice, Tree
+from tests.reference import Noisy, ReplayedGraphs, Tabled, Truthful, tiny_dflash, tiny_target
+
+PROMPT = [(11 * i + 5) % 97 for i in range(13)]
+
+
+def engine(target: Target, drafter: object, policy: str = "ddtree:7", backend: str = "device") -> Engine:
+    latency = LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+    return Engine(target, drafter, registry.policy(policy), latency, backend=backend)  # type: ignore[arg-type]
+
+
+def text(steps: list[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
+
+
+@pytest.fixture(scope="module")
+def truth(target: Target) -> list[int]:
+    return text(list(engine(target, None, "autoregressive", "host").run(PROMPT, 40)))
+
+
+# --- whom it serves -------------------------------------------------------------------------------------------
+
+
+def test_on_a_cpu_the_host_is_chosen(target: Target) -> None:
+    assert engine(target, None, backend="auto").backend().name == "host"
+
+
+def test_an_unknown_backend_is_a_mistake(target: Target) -> None:
+    with pytest.raises(BadInput, match="Did you mean 'device'"):
+        engine(target, None, backend="devise")
+
+
+def test_what_cannot_run_there_is_told(target: Target) -> None:
+    with pytest.raises(BadInput, match="the drafter noisy runs on the host"):
+        engine(target, Noisy("noisy"))
+    with pytest.raises(BadInput, match="takes the universal path"):
+        engine(tiny_target("gpt2"), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A policy that grows its tree by a function of its own."""
+
+    name: str = "own"
+    n_max: int = 3
+    width: int = 3
+    calibrated: bool = False
+    convex: bool = False
+
+    def drafts(self, outlook: object) -> bool:
+        return True
+
+    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
+        return registry.policy("ddtree:3").grow(draft, root)
+
+    def choose(self, mass: np.ndarray, costs: Costs) -> int:
+        return len(mass)
+
+
+def test_the_host_serves_what_the_device_declines(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy")))
+    assert "a function of its own" in made.backend(Own()).reason
+    assert text(list(made.run(PROMPT, 12, policy=Own()))) == truth[:12]
+    ban = truth[3]
+
+    def rule(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(0, torch.tensor([ban]), -torch.inf)
+
+    assert made.backend(rule=rule).name == "host"
+    assert ban not in text(list(made.run(PROMPT, 12, rule=rule)))
+    assert made.device.nbytes() == {"buffers": 0, "graphs": 0}
+
+
+def test_two_answers_of_one_engine_take_turns(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy")))
+    first = made.run(PROMPT, 20)
+    steps = [next(first)]
+    assert made.backend().name == "host" and "another answer" in made.backend().reason
+    second = list(made.run(PROMPT, 20))
+    assert text(steps + list(first)) == text(second) == truth[:20]
+    assert made.backend().name == "device"
+
+
+# --- what it keeps --------------------------------------------------------------------------------------------
+
+
+def test_buffers_and_graphs_stay_while_requests_fit(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy", tap_layers=(1,))))
+    made.device.graphs = graphs = ReplayedGraphs(target.device)
+    assert text(list(made.run(PROMPT, 12))) == truth[:12]
+    before, state = set(graphs.recorded), made.device._state
+    assert made.device.nbytes()["buffers"] > 0
+    for sampling in (Sampling(), Sampling(1.0, seed=1), Sampling(1.0, seed=2, top_p=0.9), Sampling(0.3, top_k=9)):
+        expected = text(list(engine(target, None, "autoregressive", "host").run(PROMPT, 12, sampling)))
+        assert text(list(made.run(PROMPT, 12, sampling))) == expected
+    assert made.device._state is state
+    kinds = {key[-1] for key in set(graphs.recorded) - before}
+    assert len(kinds) == 2, "sampled, and sampled with a cut: their parameters are no part of a graph"
+
+
+def test_a_request_that_does_not_fit_gets_new_buffers(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_rounds, "LEAST_CAPACITY", 16)
+    made = engine(target, Tabled(Noisy("noisy", tap_layers=(1,))))
+    made.device.graphs = ReplayedGraphs(target.device)
+    for new, capacity in ((3, 32), (40, 64), (3, 64)):
+        assert text(list(made.run(PROMPT, new))) == truth[:new]
+        assert made.device._state is not None and made.device._state.capacity == capacity
+
+
+def test_the_least_used_graph_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.device.graphs.MOST", 2)
+    graphs = Graphs(torch.device("cpu"))
+    graphs._captures = True
+    monkeypatch.setattr(graphs, "_capture", lambda stage, changing: object())
+    for key in ("a", "b", "a", "c"):
+        graphs.prepare(key, lambda: None, ())
+    assert list(graphs._graphs) == ["a", "c"]
+    graphs.clear()
+    assert len(graphs) == 0
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("memory_reserved", 3 << 30), ("memory_allocated", 2 << 30), ("mem_get_info", (2 << 30, 0))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
+    device = torch.device("cuda:0")
+    device_rounds.check_fits(3 << 30, 100, device)
+    with pytest.raises(BadInput, match=r"100 tokens takes 4\.0 GiB, but 3\.0 GiB are free"):
+        device_rounds.check_fits(4 << 30, 100, device)
+
+
+# --- the same rounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:9", "beam:3x4"])
+def test_the_same_trees_as_on_the_host(target: Target, policy: str) -> None:
+    """So what the drafter knows after each commit is the same, too."""
+    drafter = tiny_dflash(target)
+    pairs = zip(*(engine(target, drafter, policy, where).run(PROMPT, 40) for where in ("host", "device")), strict=False)
+    compared = 0
+    for host, device in itertools.islice(pairs, 1, 20):
+        assert host.tree is not None and device.tree is not None and host.path == device.path
+        for name in ("tokens", "parents", "depths"):
+            assert np.array_equal(getattr(host.tree, name), getattr(device.tree, name))
+        np.testing.assert_allclose(host.tree.mass, device.tree.mass, rtol=1e-4)
+        compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:7", "beam:4x6", "autoregressive"])
+def test_the_drafter_gets_the_taps_of_what_was_committed(target: Target, truth: list[int], policy: str) -> None:
+    made = engine(target, Tabled(Truthful("truthful", tap_layers=(0, 2), truth=PROMPT + truth)), policy)
+    made.device.graphs = ReplayedGraphs(target.device)
+    assert text(list(made.run(PROMPT, 40))) == truth
+    known = (PROMPT + truth)[:-1]  # the last token is in no cache
+    expected = target.prefill(known, target.new_cache(64)).taps
+    placed = made.device._state.drafter  # type: ignore[union-attr]
+    if policy == "autoregressive":
+        assert placed.taps is None, "who never drafts pays for no draft state"
+    else:
+        torch.testing.assert_close(placed.taps[: len(known)], expected)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernel needs its interpreter here")
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:9"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
+def test_rounds_through_the_tree_attention_kernel(family: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    target = tiny_target(family, dtype=torch.float32)
+    plain = text(list(engine(target, None, "autoregressive", "host").run(PROMPT, 16)))
+    made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + plain)), policy)
+    kernel = dataclasses.replace(triton_backend.TRITON, declines=lambda args: None)
+    monkeypatch.setattr(dispatch, "BACKENDS", (kernel,))
+    assert text(list(made.run(PROMPT, 16))) == plain
+
+
+def test_the_widest_tree_and_its_padding_are_recorded(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy", vocab=97)), "ddtree:21")
+    rounds = [step.round for step in made.run(PROMPT, 12) if step.round]
+    assert {r.width for r in rounds[:3]} == {22} and not any(r.padding for r in rounds[:3])
+    assert rounds[-1].n == 0 and rounds[-1].width == 1
+    assert DeviceRounds.ahead and made.device._stages
+
+
+def test_costs_have_steps_where_widths_have() -> None:
+    verify = np.arange(1.0, 9.0)
+    costs = Costs(1.0, 1.0, np.zeros(8), verify).stepped((1, 4, 8))
+    assert costs.verify_s.tolist() == [1, 4, 4, 4, 8, 8, 8, 8]
+
+
+# --- reading and writing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "ddtree:7", "bastion"])
+def test_one_read_a_round(target: Target, truth: list[int], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr(Report, "wait", lambda self: reads.append(self))
+    steps = list(engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), policy).run(PROMPT, 30))
+    assert text(steps) == truth[:30]
+    first_draft = policy != "autoregressive"
+    assert len(reads) == first_draft + sum(step.round is not None for step in steps)
+
+
+def test_text_leaves_while_the_next_round_runs(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after the last token, nothing is started."""
+    verify, widths = device_stages.Stages.verify, []
+
+    def watched(self: device_stages.Stages, width: int) -> None:
+        widths.append(width)
+        verify(self, width)
+
+    monkeypatch.setattr(device_stages.Stages, "verify", watched)
+    made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), "dflash")
+    emitted = []
+    for rounds, step in enumerate(made.run(PROMPT, 30, stop_ids=frozenset({truth[17]}))):
+        emitted += step.tokens
+        assert len(widths) == rounds + (emitted[-1] != truth[17])
+    assert emitted == truth[: truth.index(truth[17]) + 1]
