@@ -25,7 +25,7 @@ from draftwood.rounds import Clock, HostRounds, Rounds
 from draftwood.sampling import Rule, Sampler, Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import Tree, root_only
+from draftwood.tree import Lattice, Tree, root_only
 
 BACKENDS = ("auto", "host", "device")
 
@@ -80,7 +80,11 @@ class _Begun:
     start: float
     clock: Clock
     tree: Tree
-    drafted: bool
+    draft: Lattice | Tree | None  # what the tree was grown from
+
+    @property
+    def drafted(self) -> bool:
+        return self.draft is not None
 
 
 class Engine:
@@ -194,14 +198,14 @@ class Engine:
             costs = self._costs(request)
             drafts = self._drafts(request, request.acceptance.outlook(costs))
         tree = rounds.propose(drafts, clock)
-        drafted = tree is not None
+        draft = tree if rounds.lattice is None else rounds.lattice
         with clock("choose"):
             tree = root_only(request.root) if tree is None else tree
             mass, depths = tree.mass[1:], tree.depths[1:]
             mass = request.acceptance.calibrate(mass, depths) if policy.calibrated else mass
             tree = tree[: policy.choose(mass, costs)]
         rounds.verify(tree, clock)
-        return _Begun(start, clock, tree, drafted)
+        return _Begun(start, clock, tree, draft)
 
     def _end(self, request: _Request, begun: _Begun) -> Step:
         """accept, commit, observe."""
@@ -217,8 +221,9 @@ class Engine:
                 tree.depths[1:],
                 len(verdict.path),
                 clock.seconds,
-                self.latency.predict_round(len(tree), context, begun.drafted, padding),
+                self.latency.predict(len(tree), context, begun.drafted, padding),
                 padding,
+                begun.draft,
             )
             self.latency.observe(record)
             request.acceptance.observe(record)

@@ -161,12 +161,13 @@ class LatencyModel:
             self._costs[key] = Costs(plain_s, self._draft_s(context), host, verify)
         return self._costs[key]
 
-    def predict_round(self, n: int, context: int, drafted: bool, padding: int = 0) -> float:
-        """Expected seconds of a round that verifies n nodes and runs `padding`; of a plain step if not `drafted`."""
+    def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
+        """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
         verify = self._verify_s(1 + n + padding, context)
         if not drafted:
-            return verify + self._plain_host_s()
-        return verify + self._draft_s(context) + float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
+            return {"verify": verify, "aux": self._plain_host_s()}
+        host = float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
+        return {"draft": self._draft_s(context), "verify": verify, "aux": host}
 
     def observe(self, round: Round) -> None:
         """Learn from where a round's seconds went."""

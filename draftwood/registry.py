@@ -27,6 +27,7 @@ BUILT_IN = (
     EntryPoint("beam", "draftwood.policies.beam:Beam", POLICIES),
     EntryPoint("caddtree", "draftwood.policies.caddtree:CaDDTree", POLICIES),
     EntryPoint("bastion", "draftwood.policies.bastion:Bastion", POLICIES),
+    EntryPoint("record", "draftwood.policies.record:Record", POLICIES),
     EntryPoint("ngram", "draftwood.drafters.ngram:NgramDrafter", DRAFTERS),
     EntryPoint("dflash", "draftwood.drafters.dflash:DFlashDrafter", DRAFTERS),
 )

@@ -20,8 +20,9 @@ from draftwood.plan import Verified
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampler
 from draftwood.target import Target
-from draftwood.tree import Tree
+from draftwood.tree import Lattice, Tree
 
+RECORDED = 16  # candidates of each depth that a round's record keeps
 PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
 
 
@@ -57,6 +58,11 @@ class Rounds(Protocol):
         """How many tokens a forward can have, the root included, in ascending order; None: any number."""
         ...
 
+    @property
+    def lattice(self) -> Lattice | None:
+        """Candidates that `propose` grew from, for the record; None if there are none, or the tree says it all."""
+        ...
+
     def prefill(self) -> int:
         """Read the prompt; the token after it."""
         ...
@@ -86,6 +92,7 @@ class HostRounds:
 
     ahead = False
     widths = None
+    lattice: Lattice | None = None
 
     def __init__(self, target: Target, drafter: Drafter | None, policy: Policy, sampler: Sampler, end: int) -> None:
         """`end` is how many tokens prompt and answer may have together."""
@@ -99,11 +106,14 @@ class HostRounds:
         return self._sampler.draw(prefill(self._target, self._cache, self._sampler.tokens, self._extend))
 
     def propose(self, drafts: bool, clock: Clock) -> Tree | None:
+        self.lattice = None
         if self._drafter is None or not drafts:
             return None
         root, remaining = self._sampler.tokens[-1], self._end - len(self._sampler.tokens)
         with clock("draft"):
             draft = self._drafter.draft([Request(self._state, root, self._policy.width)])[0]
+        if isinstance(draft, Lattice):
+            self.lattice = Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
         with clock("grow"):
             # A node at depth d can only be emitted if d more tokens fit before the bonus token.
             return self._policy.grow(draft, root).up_to_depth(remaining - 1)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from draftwood import lean
 from draftwood.cache import KVCache, stored
 from draftwood.errors import BadInput, BadModel, nearest
+from draftwood.footprint import Footprint
 from draftwood.latency import Work
 from draftwood.plan import Plan, Verified, make_plan
 from draftwood.tree import Tree, TreeBatch, chain_tree
@@ -112,15 +113,15 @@ class Target:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return heads * head_dim
 
+    @property
+    def footprint(self) -> Footprint:
+        launches = self.path.launches_per_layer * self.num_layers
+        kv_bytes = self.kv_bytes_per_token()
+        return Footprint(self.weight_bytes, self.dtype.itemsize, self.hidden_size, self.num_layers, kv_bytes, launches)
+
     def work(self, n_tokens: int, context: int) -> Work:
         """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
-        weights = self.weight_bytes
-        pairs = n_tokens * (context + n_tokens)
-        return Work(
-            flops=2 * n_tokens * weights / self.dtype.itemsize + 4 * pairs * self.hidden_size * self.num_layers,
-            bytes=weights + (context + 2 * n_tokens) * self.kv_bytes_per_token(),
-            launches=self.path.launches_per_layer * self.num_layers,
-        )
+        return self.footprint.work(n_tokens, context)
 
     # --- parts a drafter shares --------------------------------------------------------------------------
     def embed(self, ids: Tensor) -> Tensor:

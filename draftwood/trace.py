@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood.tree import Floats, Ints
+from draftwood.tree import Floats, Ints, Lattice, Tree
 
 VERBS = ("draft", "grow", "choose", "verify", "accept", "commit", "observe")
+AUX = ("grow", "choose", "accept", "commit", "observe")  # what the host does: T_aux
+PARTS = ("draft", "verify", "aux")  # what the latency model predicts one by one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,8 +25,9 @@ class Round:
     depths: Ints  # [n]
     accepted: int  # nodes accepted; the round emitted 1 + accepted tokens
     seconds: dict[str, float]  # by verb, see VERBS
-    predicted_s: float  # what the latency model expected of draft + aux + verify; NaN if it has no opinion
+    predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
     padding: int = 0  # tokens that the target ran besides, to fill a captured width
+    draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
 
     @property
     def width(self) -> int:
@@ -34,8 +38,20 @@ class Round:
     def total_s(self) -> float:
         return sum(self.seconds.values())
 
+    @property
+    def predicted_s(self) -> float:
+        """Expected seconds of the whole round; NaN without an opinion."""
+        return sum(self.predicted.values()) if self.predicted else float("nan")
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Measured seconds of PARTS; what did not happen is left out."""
+        seconds = {verb: self.seconds.get(verb, 0.0) for verb in ("draft", "verify")}
+        seconds["aux"] = sum(self.seconds.get(verb, 0.0) for verb in AUX)
+        return {part: s for part, s in seconds.items() if s > 0}
+
     def to_json(self) -> dict[str, object]:
-        """A JSON-ready dict; arrays become lists, masses keep four digits."""
+        """A JSON-ready dict without the draft; arrays become lists, masses keep four digits."""
         return {
             "context": self.context,
             "n": self.n,
@@ -44,9 +60,41 @@ class Round:
             "accepted": self.accepted,
             "mass": [round(float(m), 4) for m in self.mass],
             "depths": [int(d) for d in self.depths],
-            "seconds": {verb: round(s, 6) for verb, s in self.seconds.items()},
+            "seconds": rounded(self.seconds),
+            "predicted": rounded(self.predicted),
             "predicted_s": None if np.isnan(self.predicted_s) else round(self.predicted_s, 6),
         }
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds are exact enough."""
+    return {name: round(s, 6) for name, s in seconds.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far predictions were off: |predicted / measured - 1|. NaN without a prediction."""
+
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[float, float]]) -> Errors:
+        """From (predicted, measured) seconds; pairs without a measured time are left out."""
+        errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured > 0]
+        if not errors:
+            return cls(float("nan"), float("nan"))
+        return cls(float(np.median(errors)), float(np.quantile(errors, 0.9)))
+
+
+def prediction_errors(rounds: Iterable[Round]) -> dict[str, Errors]:
+    """Errors of each part and of the whole `round`. A prediction is made before its round is learned from."""
+    seen = [r for r in rounds if r.predicted]
+    pairs = {p: [(r.predicted[p], r.parts[p]) for r in seen if p in r.parts and p in r.predicted] for p in PARTS}
+    return {
+        **{part: Errors.of(both) for part, both in pairs.items()},
+        "round": Errors.of((r.predicted_s, r.total_s) for r in seen),
+    }
 
 
 def tau(rounds: list[Round]) -> float:

@@ -139,7 +139,16 @@ class Asker:
             theirs = self.transformers.generate(question, size, heat, seed)
             return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
         ours = self.llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=method)
-        return Run(*where, ours.text, len(ours.token_ids), ours.prefill_s, ours.decode_s, ours.rounds)
+        return Run(
+            *where,
+            ours.text,
+            len(ours.token_ids),
+            ours.prefill_s,
+            ours.decode_s,
+            ours.rounds,
+            prompt_tokens=ours.prompt_tokens,
+            token_ids=ours.token_ids,
+        )
 
 
 def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started) -> Iterator[list[Run]]:

@@ -25,6 +25,7 @@ class BenchOptions:
     out: Path | None = None  # a folder for the records; None: only the terminal
     seed: int = 0
     json: bool = False  # nothing but the summary on stdout
+    trace: bool = False  # record what was drafted, too, and replay every token once for it
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 2:
@@ -32,5 +33,7 @@ class BenchOptions:
                 f"--max-new-tokens is {self.max_new_tokens}; measuring needs at least 2, because decoding "
                 "speed counts the tokens after the first."
             )
+        if self.trace and self.out is None:
+            raise BadInput("--trace writes into the folder of --out; name one, such as --out results/mine.")
         if self.limit is not None and self.limit < 1:
             raise BadInput(f"--limit is {self.limit}; it must be 1 or more (leave it out for all prompts).")

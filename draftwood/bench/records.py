@@ -1,4 +1,4 @@
-"""The output folder: `runs.jsonl` and `rounds.jsonl` grow while measuring, `summary.json` comes last."""
+"""The output folder: runs, rounds and, if asked for, the trace grow while measuring; `summary.json` comes last."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any, TextIO
 
 from draftwood.bench.stats import Run
 from draftwood.errors import BadInput
+from draftwood.recording import Answer, Header, append, start
+
+TRACE = "trace.jsonl.gz"
 
 
 def check_writable(folder: Path | None) -> None:
@@ -26,16 +29,33 @@ def check_writable(folder: Path | None) -> None:
 
 
 @contextmanager
-def recording(folder: Path | None) -> Iterator[Callable[[Sequence[Run]], None]]:
-    """A function that appends the runs of a turn to the folder's files and flushes them."""
+def recording(
+    folder: Path | None, header: Header | None = None, temperature: float = 0.0
+) -> Iterator[Callable[[Sequence[Run]], None]]:
+    """A function that appends the runs of a turn to the folder's files; given a `header`, to a trace too."""
     if folder is None:
         yield lambda runs: None
         return
     try:
         with (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
-            yield lambda turn: write_turn(turn, runs, rounds)
+            if header is not None:
+                start(folder / TRACE, header)
+
+            def write(turn: Sequence[Run]) -> None:
+                write_turn(turn, runs, rounds)
+                if header is not None:
+                    append(folder / TRACE, [answer(run, temperature) for run in turn if run.rounds])
+
+            yield write
     except OSError as error:
         raise unwritable(folder, error) from None
+
+
+def answer(run: Run, temperature: float) -> Answer:
+    """A run as a trace keeps it."""
+    where = run.prompt if run.turn == 0 else f"{run.prompt}#{run.turn}"
+    size, seconds = run.prompt_tokens, (run.prefill_s, run.decode_s)
+    return Answer(where, run.dataset, run.method, temperature, size, run.token_ids, *seconds, run.rounds)
 
 
 def write_turn(turn: Sequence[Run], runs: TextIO, rounds: TextIO) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import NAN, WHAT_IF_TAUS, MethodStats
-from draftwood.trace import VERBS
+from draftwood.trace import PARTS, VERBS, Errors
 
 Interval = tuple[float, float] | None
 
@@ -83,7 +83,8 @@ def round_table(policies: Mapping[str, MethodStats]) -> Table:
     for verb in VERBS:
         row(f"{verb}, mean ms", lambda s, verb=verb: number(s.verb_ms.get(verb, NAN), 2))  # type: ignore[misc]
     row("host share", lambda s: percent(s.host_share))
-    row("latency error", lambda s: percent(s.latency_error))
+    for part in (*PARTS, "round"):
+        row(f"{part} time: error", lambda s, part=part: off(s.latency_errors[part]))  # type: ignore[misc]
     return table
 
 
@@ -118,6 +119,11 @@ def new_table(title: str, first: str, rest: Sequence[str]) -> Table:
 
 def number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value == value else "–"
+
+
+def off(errors: Errors) -> str:
+    """Median and 90th percentile."""
+    return f"{percent(errors.median)}, {percent(errors.p90)}" if errors.median == errors.median else "–"
 
 
 def percent(value: float) -> str:

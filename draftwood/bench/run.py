@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ from draftwood.bench.records import check_writable, recording, write_summary
 from draftwood.bench.report import print_tables, progress_bar
 from draftwood.bench.stats import Run
 from draftwood.llm import LLM, load
+from draftwood.recording import Header
 from draftwood.sampling import Sampling
+
+RECORD = "record"  # the policy whose rounds make a trace complete
+DRAFT_CONTEXTS = (0, 4096)  # between which a draft's work is linear, or nearly so
 
 
 def run_bench(options: BenchOptions) -> dict[str, Any]:
@@ -52,9 +56,25 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
 
 def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions) -> Summary:
     settings = Settings(options.max_new_tokens, options.temperature, options.seed)
-    runs = sum(len(p.turns) for p in prompts) * len(method_names(options.policies))
-    with recording(options.out) as finished, progress_bar(runs) as started:
-        return measure(llm, prompts, options.policies, settings, started=started, finished=finished)
+    policies = [*options.policies, *([RECORD] if options.trace else [])]
+    runs = sum(len(p.turns) for p in prompts) * len(method_names(policies))
+    header = trace_header(llm) if options.trace else None
+    with recording(options.out, header, options.temperature) as finished, progress_bar(runs) as started:
+        return measure(llm, prompts, policies, settings, started=started, finished=finished)
+
+
+def trace_header(llm: LLM) -> Header:
+    """What a simulator needs to price the same rounds elsewhere."""
+    target, drafter, latency = llm.target, llm.drafter, llm.engine.latency
+    works = {str(c): astuple(drafter.work(c)) for c in DRAFT_CONTEXTS} if drafter else {}
+    facts = {
+        "machine": asdict(latency.machine),
+        "footprint": asdict(target.footprint),
+        "draft_work": works,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "path": target.path.name,
+    }
+    return Header(Path(target.name).name, Path(drafter.name).name if drafter else "none", facts)
 
 
 def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: list[Run]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.trace import Round, seconds_by_verb, tau
+from draftwood.trace import Errors, Round, prediction_errors, seconds_by_verb, tau
 
 PLAIN = "autoregressive"  # our own plain decoding: the policy of that name
 TRANSFORMERS = "transformers"  # transformers.generate on the same weights
@@ -40,10 +40,12 @@ class Run:
     decode_s: float  # from then to the last
     rounds: Sequence[Round] = ()
     identical: bool | None = None  # to plain decoding's text; None where equality is not to be expected
+    prompt_tokens: int = 0
+    token_ids: Sequence[int] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the rounds, of which only the number is kept."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        """Everything but the token ids and the rounds, of which only the number is kept."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "token_ids"}
         return {**fields, "rounds": len(self.rounds)}
 
 
@@ -72,7 +74,7 @@ class MethodStats:
     host_share: float  # of the rounds' seconds, see HOST_VERBS
     widths: Mapping[int, int]  # tokens verified, the root included -> rounds
     accepted: Mapping[int, int]  # nodes accepted -> rounds
-    latency_error: float  # median |log(predicted / measured)| of a round
+    latency_errors: Mapping[str, Errors]  # of draft, verify, aux and the whole round, each predicted beforehand
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = jsonable(asdict(self))
@@ -92,7 +94,6 @@ def method_stats(runs: Sequence[Run], ours: Totals, totals: Mapping[str, Totals]
     tokens = sum(r.tokens for r in runs)
     prefill_s, decode_s = sum(r.prefill_s for r in runs), sum(r.decode_s for r in runs)
     theirs, plain = totals[TRANSFORMERS], totals[PLAIN]
-    forecast = [r for r in rounds if r.predicted_s > 0 and r.total_s > 0]
     return MethodStats(
         prompts=len(ours),
         identical=identical_prompts(runs),
@@ -115,7 +116,7 @@ def method_stats(runs: Sequence[Run], ours: Totals, totals: Mapping[str, Totals]
         host_share=host_share(rounds),
         widths=histogram(1 + r.n for r in rounds),
         accepted=histogram(r.accepted for r in rounds),
-        latency_error=median(abs(float(np.log(r.predicted_s / r.total_s))) for r in forecast),
+        latency_errors=prediction_errors(rounds),
     )
 
 

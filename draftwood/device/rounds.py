@@ -119,6 +119,7 @@ class DeviceRounds:
     """One request's rounds on `device`."""
 
     ahead = True
+    lattice = None  # it stays on the device; the record gets the grown tree
 
     def __init__(self, device: Device, target: Target, policy: Policy, sampler: Sampler, end: int) -> None:
         """`end` is how many tokens prompt and answer may have together."""

@@ -38,7 +38,7 @@ def walk(tree: Tree, p: np.ndarray, rng: np.random.Generator) -> int:
 
 
 def a_round(tree: Tree, accepted: int = 0, drafted: bool = True) -> Round:
-    return Round(0, len(tree), drafted, tree.mass[1:], tree.depths[1:], accepted, {}, float("nan"))
+    return Round(0, len(tree), drafted, tree.mass[1:], tree.depths[1:], accepted, {}, {})
 
 
 def train(model: AcceptanceModel, truth: Truth, rng: np.random.Generator, rounds: int = 400) -> None:

@@ -20,8 +20,10 @@ from draftwood.bench.options import BenchOptions
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, jsonable, summarize, what_if
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
+from draftwood.footprint import Footprint
 from draftwood.latency import Machine, Work
 from draftwood.packing import PackedLinear, pack_linears
+from draftwood.recording import Trace
 from draftwood.trace import Round
 
 TREE = "ddtree:4"
@@ -31,7 +33,8 @@ METHODS = (TRANSFORMERS, PLAIN, TREE)
 def a_round(accepted: int = 1, n: int = 4, seconds: float = 0.04, predicted: float = 0.05) -> Round:
     """Three quarters verify, one quarter commit."""
     by_verb = {"verify": 0.75 * seconds, "commit": 0.25 * seconds}
-    return Round(9, n, n > 0, np.ones(n, np.float32), np.ones(n, np.int64), accepted, by_verb, predicted)
+    parts = {"verify": 0.8 * predicted, "aux": 0.2 * predicted} if predicted else {}
+    return Round(9, n, n > 0, np.ones(n, np.float32), np.ones(n, np.int64), accepted, by_verb, parts)
 
 
 def a_run(prompt: str, method: str, tokens: int, decode_s: float, **more: object) -> Run:
@@ -95,7 +98,7 @@ def test_a_prompt_is_identical_only_if_all_its_turns_are() -> None:
 
 
 def test_rounds_give_tau_width_verbs_host_share_and_latency_error() -> None:
-    wide, silent = a_round(accepted=3, n=6, predicted=0.02), a_round(accepted=1, n=0, predicted=math.nan)
+    wide, silent = a_round(accepted=3, n=6, predicted=0.02), a_round(accepted=1, n=0, predicted=0)
     rounds = [a_round(accepted=0, n=2), wide, silent]
     runs = [a_run("a", m, 5, 1.0, rounds=rounds if m == TREE else ()) for m in METHODS]
     stats = summarize(runs, METHODS)[TREE]
@@ -105,7 +108,10 @@ def test_rounds_give_tau_width_verbs_host_share_and_latency_error() -> None:
     assert stats.verb_ms["verify"] == pytest.approx(30) and stats.round_ms == pytest.approx(40)
     assert stats.host_share == pytest.approx(0.25)
     assert stats.draftless_rounds == 1
-    assert stats.latency_error == pytest.approx((math.log(5 / 4) + math.log(2)) / 2)
+    errors = stats.latency_errors
+    assert errors["round"].median == pytest.approx((0.25 + 0.5) / 2)  # 50 and 20 ms expected of 40
+    assert errors["verify"].median == pytest.approx((10 / 30 + 14 / 30) / 2)  # 40 and 16 of 30
+    assert math.isnan(errors["draft"].median)
 
 
 def test_without_rounds_every_forward_emits_one_token() -> None:
@@ -149,7 +155,9 @@ class FakeLLM:
             context_limit=400,
             dtype=torch.float32,
             work=lambda tokens, context: work,
+            footprint=Footprint(1e6, 4, 64, 2, 512, 30),
         )
+        self.drafter = None
         machine = Machine("here", peak=1e12, bandwidth=2e10, launch_s=1.0)
         self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine))
 
@@ -164,7 +172,7 @@ class FakeLLM:
         rounds = [] if method == TRANSFORMERS else [a_round()]
         text = self.texts.get(method, "the answer")
         times = {"prefill_s": 0.1, "decode_s": seconds * (size - 1)}
-        return SimpleNamespace(text=text, token_ids=list(range(size)), rounds=rounds, **times)
+        return SimpleNamespace(text=text, token_ids=list(range(size)), prompt_tokens=5, rounds=rounds, **times)
 
     def generate(self, question: object, *, max_new_tokens: int, policy: str, **_: object) -> SimpleNamespace:
         return self.answer(policy, question, max_new_tokens)
@@ -283,6 +291,17 @@ def test_the_last_line_of_stdout_is_the_summary(tmp_path, monkeypatch, capsys) -
     assert printed["ceiling"]["plain_tokens_per_s"] == pytest.approx(2e10 / 1e9)
     assert printed["prompt_set"] == {"prompts": 4, "sha256": prompts.fingerprint(prompts.load_prompts([], 4))}
     assert {"settings", "environment", "memory", "what_if", "datasets"} <= set(printed)
+
+
+def test_a_trace_holds_every_answer_of_ours_and_one_that_drafts_everywhere(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM())
+    run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=2, out=tmp_path, trace=True, json=True))
+    trace = Trace.load(tmp_path / records.TRACE)
+    assert sorted(a.policy for a in trace.answers) == sorted([PLAIN, TREE, "record"] * 2)
+    assert trace.header.facts["footprint"]["layers"] == 2 and trace.header.facts["machine"]["peak"] == 1e12
+    assert all(list(a.tokens) == list(range(20)) and len(a.rounds) == 1 for a in trace.answers)
+    with pytest.raises(BadInput, match="--out"):
+        BenchOptions(trace=True)
 
 
 def test_json_alone_leaves_stdout_to_one_line(monkeypatch, capsys) -> None:

@@ -44,7 +44,7 @@ def model() -> LatencyModel:
 
 def a_round(n: int, verify_s: float, drafted: bool = True, context: int = 100, host_s: float = 4e-4) -> Round:
     seconds = {"choose": host_s, "verify": verify_s} | ({"draft": 0.007} if drafted else {})
-    return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), 0, seconds, float("nan"))
+    return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), 0, seconds, {})
 
 
 def trained(widths: list[int], rounds: int = 40, noise: float = 0.03) -> LatencyModel:
@@ -79,8 +79,8 @@ def test_a_round_is_the_sum_of_its_parts() -> None:
     latency = trained([8, 32])
     costs = latency.costs(64, 100)
     for n in (0, 7, 20, 64):
-        assert latency.predict_round(n, 100, drafted=True) == pytest.approx(costs.round_s()[n])
-    assert latency.predict_round(0, 100, drafted=False) == pytest.approx(costs.plain_s)
+        assert sum(latency.predict(n, 100, drafted=True).values()) == pytest.approx(costs.round_s()[n])
+    assert sum(latency.predict(0, 100, drafted=False).values()) == pytest.approx(costs.plain_s)
 
 
 # --- learning -------------------------------------------------------------------------------------

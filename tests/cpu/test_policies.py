@@ -23,6 +23,7 @@ SPECS = (
     "caddtree:paper",
     "bastion:40",
     "bastion:paper",
+    "record",
 )
 
 

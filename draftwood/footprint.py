@@ -1,0 +1,28 @@
+"""What a forward has to compute and to read, counted from a model's sizes alone: the latency prior's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.latency import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Sizes of a decoder-only model as it runs."""
+
+    weight_bytes: float  # that every forward reads
+    itemsize: float  # bytes of one weight
+    hidden_size: int
+    layers: int
+    kv_bytes: float  # of one token in the cache
+    launches: int  # operators of one forward
+
+    def work(self, n_tokens: int, context: int) -> Work:
+        """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
+        pairs = n_tokens * (context + n_tokens)
+        return Work(
+            flops=2 * n_tokens * self.weight_bytes / self.itemsize + 4 * pairs * self.hidden_size * self.layers,
+            bytes=self.weight_bytes + (context + 2 * n_tokens) * self.kv_bytes,
+            launches=self.launches,
+        )
