@@ -55,13 +55,18 @@ class Graphs:
         self.nbytes = 0
 
     def _capture(self, stage: Stage, changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-        reserved = torch.cuda.memory_reserved(self._device)
         self._warm_up(stage, changing)
+        reserved = self._reserved()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             stage()
-        self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - reserved)
+        self.nbytes += max(0, self._reserved() - reserved)
         return graph
+
+    def _reserved(self) -> int:
+        """Bytes that PyTorch holds of the device, without those that it keeps for later."""
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
 
     def _warm_up(self, stage: Stage, changing: Sequence[Tensor]) -> None:
         """On a side stream, as captures want it."""

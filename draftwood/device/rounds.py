@@ -1,10 +1,11 @@
-"""The rounds of a request on the device: two stages a round are started, one report is read.
+"""The rounds of a request on the device: two stages a round are started, two short reports come back.
 
-    host      choose n    start verify n, start the next draft    (text of the round before leaves)    read
-    device                verify, accept, commit, draft, grow, report
+    host      choose n    start verify n, start the next draft   (text leaves)   verdict: stops, observe    tree
+    device                verify, accept, commit | draft, grow
+    side                                         | verdict to the host
 
-The read brings the verdict on this round's tree together with the next tree, so the host decides on stops, limits and
-the next width from one copy.
+The verdict travels on a side stream while the device drafts. Only for the tree, from which the host chooses the next
+width, does the device have to wait.
 """
 
 from __future__ import annotations
@@ -144,40 +145,42 @@ class DeviceRounds:
 
     def propose(self, drafts: bool, clock: Clock) -> Tree | None:
         if drafts and not self._begun:  # nothing ran ahead of the first round
-            self._drafting = self._run(*self._draft_stage())
-            self._report.send()
-            self._report.wait()
+            self._start_draft()
             self._drafts = True
         drafted, self._drafts, self._begun = self._drafts, drafts, True
         if not drafted:
             return None
+        tree = self._report.tree()
         clock.add("draft", self._drafting.seconds)
-        return self._report.tree()
+        return tree
 
     def verify(self, tree: Tree, clock: Clock) -> None:
         self._verified = tree
         self._state.n.fill_(len(tree))
         width = next(width for width in self.widths if width >= 1 + len(tree))
         self._verifying = self._run(*self._verify_stage(width))
+        self._report.send_verdict()
         if self._drafts:
-            self._drafting = self._run(*self._draft_stage())
-        self._report.send()
+            self._start_draft()
 
     def settle(self, clock: Clock) -> Verdict:
         assert self._verified is not None, "settle follows verify"
-        self._report.wait()
+        verdict = self._report.verdict(self._verified)
         clock.add("verify", self._verifying.seconds)
-        return self._report.verdict(self._verified)
+        return verdict
 
     def close(self) -> None:
         self._device.close()
 
     def _prepare(self) -> None:
-        """Capture what every answer needs; the widest first, so that the others find their memory."""
-        wide, narrow = self.widths[-1], self.widths[0]
+        """Capture the draft and every width that the policy can use; the widest first: the others use its memory."""
         drafts = [self._draft_stage()] if self._stages.drafter is not None else []
-        for key, stage in (self._verify_stage(wide), *drafts, self._verify_stage(narrow)):
+        for key, stage in (*map(self._verify_stage, reversed(self.widths)), *drafts):
             self._device.graphs.prepare(key, stage, self._stages.changing)
+
+    def _start_draft(self) -> None:
+        self._drafting = self._run(*self._draft_stage())
+        self._report.tree_mail.send()
 
     def _draft_stage(self) -> tuple[Hashable, Stage]:
         return (*self._key, "draft"), self._stages.draft

@@ -48,7 +48,7 @@ class Stages:
     @property
     def changing(self) -> tuple[Tensor, ...]:
         """The buffers that a stage changes for good."""
-        return (*self._state.changing, self.report.buffer)
+        return (*self._state.changing, *self.report.buffers)
 
     @torch.inference_mode()
     def draft(self) -> None:

@@ -1,4 +1,4 @@
-"""One request's state in buffers that stay where they are, and the report that the host reads once a round."""
+"""One request's state in buffers that stay where they are, and the report that the host reads of each round."""
 
 from __future__ import annotations
 
@@ -50,17 +50,46 @@ class State:
         return self.kv.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
 
 
+class Mail:
+    """A buffer on the device with a copy on the host, sent without anybody waiting for anybody."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+
+    def send(self) -> None:
+        """Start the copy, behind what the current stream does now."""
+        self._host.copy_(self.buffer, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> None:
+        """Until what was sent last is here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def rows(self, part: Tensor) -> np.ndarray:
+        """The same part of the copy on the host."""
+        return self._host.as_strided(part.shape, part.stride(), part.storage_offset()).numpy()
+
+
 class Report:
-    """The tree of one stage and the verdict on it, side by side in one buffer: one copy brings both to the host."""
+    """What the host learns of a round: the verdict, on a side stream while the device drafts, and the next tree."""
 
     def __init__(self, nodes: int, depth: int, device: torch.device) -> None:
         """Room for a tree of `nodes` nodes and a path of `depth`."""
-        sizes = [4 * (1 + nodes), 1, depth, 1, 1]
-        self.buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        tree, self._count, self._path, self._accepted, self._bonus = self.buffer.split(sizes)
+        sizes = [4 * (1 + nodes), 1]
+        self.tree_mail = Mail(sum(sizes), device)
+        tree, self._count = self.tree_mail.buffer.split(sizes)
         self._tree = tree.view(4, 1 + nodes)  # tokens, parents, depths, bits of the masses
-        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.verdict_mail = Mail(depth + 2, device)
+        self._path, self._accepted, self._bonus = self.verdict_mail.buffer.split([depth, 1, 1])
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        return self.tree_mail.buffer, self.verdict_mail.buffer
 
     def put_tree(self, tree: DeviceTree) -> None:
         rows = (tree.tokens, tree.parents, tree.depths, tree.mass.view(torch.int32))
@@ -73,29 +102,26 @@ class Report:
         self._accepted.copy_(walk.length[None])
         self._bonus.copy_(walk.bonus)
 
-    def send(self) -> None:
-        """Start the copy to the host."""
-        self._host.copy_(self.buffer, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-
-    def wait(self) -> None:
-        """The one time in a round that the host waits for the device."""
-        if self._copied is not None:
-            self._copied.synchronize()
+    def send_verdict(self) -> None:
+        """Start its copy beside whatever the device is given next. The host waits before it starts another walk."""
+        if self._side is None:
+            return self.verdict_mail.send()
+        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+        with torch.cuda.stream(self._side):
+            self.verdict_mail.send()
 
     def tree(self) -> Tree:
-        """The tree that was grown last before `send`."""
-        tokens, parents, depths, bits = self._rows(self._tree)[:, : 1 + int(self._rows(self._count)[0])]
+        """The tree that was sent last; waits for it."""
+        self.tree_mail.wait()
+        rows = self.tree_mail.rows
+        tokens, parents, depths, bits = rows(self._tree)[:, : 1 + int(rows(self._count)[0])]
         parents = parents.astype(np.int64)
         parents[0] = -1
         return Tree(tokens.astype(np.int64), parents, depths.astype(np.int64), bits.copy().view(np.float32))
 
     def verdict(self, tree: Tree) -> Verdict:
-        """What the last walk before `send` made of `tree`."""
-        path = self._rows(self._path)[: int(self._rows(self._accepted)[0])].tolist()
-        return Verdict(path, tree.tokens[path].tolist(), int(self._rows(self._bonus)[0]))
-
-    def _rows(self, part: Tensor) -> np.ndarray:
-        """The same part of the copy on the host."""
-        return self._host.as_strided(part.shape, part.stride(), part.storage_offset()).numpy()
+        """What the last walk that was sent made of `tree`; waits for it."""
+        self.verdict_mail.wait()
+        rows = self.verdict_mail.rows
+        path = rows(self._path)[: int(rows(self._accepted)[0])].tolist()
+        return Verdict(path, tree.tokens[path].tolist(), int(rows(self._bonus)[0]))

@@ -16,7 +16,7 @@ from draftwood.device import rounds as device_rounds
 from draftwood.device import stages as device_stages
 from draftwood.device.graphs import Graphs
 from draftwood.device.rounds import DeviceRounds
-from draftwood.device.state import Report
+from draftwood.device.state import Mail, Report
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine
@@ -218,13 +218,38 @@ def test_costs_have_steps_where_widths_have() -> None:
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "ddtree:7", "bastion"])
-def test_one_read_a_round(target: Target, truth: list[int], policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_tree_and_one_verdict_are_read_a_round(
+    target: Target, truth: list[int], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads = []
-    monkeypatch.setattr(Report, "wait", lambda self: reads.append(self))
+    monkeypatch.setattr(Mail, "wait", lambda self: reads.append(len(self.buffer)))
     steps = list(engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), policy).run(PROMPT, 30))
     assert text(steps) == truth[:30]
-    first_draft = policy != "autoregressive"
-    assert len(reads) == first_draft + sum(step.round is not None for step in steps)
+    rounds = [step.round for step in steps if step.round is not None]
+    assert len(reads) == len(rounds) + sum(r.drafted for r in rounds)
+
+
+def test_the_verdict_comes_before_the_next_tree(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what the host does with it goes on while the device drafts."""
+    order: list[str] = []
+    for kind, name in ((Report, "tree"), (Report, "verdict"), (device_stages.Stages, "draft")):
+        done = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, *a, n=name, d=done: (order.append(n), d(self, *a))[1])
+    list(engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), "ddtree:7").run(PROMPT, 30))
+    assert order[:8] == ["draft", "tree", "draft", "verdict", "tree", "draft", "verdict", "tree"]
+
+
+def test_every_width_is_captured_with_the_first_answer(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy")), "ddtree:21")
+    made.device.graphs = graphs = ReplayedGraphs(target.device)
+    steps = made.run(PROMPT, 12)
+    next(steps)
+    (stages,) = made.device._stages.values()
+    captured = {key[2] for key in graphs.recorded}
+    assert captured == {"draft", *stages.widths} and stages.widths == (1, 4, 8, 16, 22)
+    assert text(list(steps)) == truth[1:12] and {key[2] for key in graphs.recorded} == captured
 
 
 def test_text_leaves_while_the_next_round_runs(
