@@ -118,9 +118,7 @@ def bench(
     target: Target = None,
     drafter: Drafter = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")
-    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")] = False,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from draftwood import attention
 from draftwood.bench.environment import environment
@@ -20,6 +20,7 @@ from draftwood.embedded import HUB_NAME, cached_target, carried_gguf, is_whole
 from draftwood.errors import BadModel
 from draftwood.latency import Machine
 from draftwood.loading import parse_device
+from draftwood.memory import on_meta
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 
@@ -91,8 +92,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
 def weight_bytes(name: str, dtype: torch.dtype) -> int:
     """Bytes of weights that one token reads, counted without loading them."""
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype)
+        model = on_meta(AutoConfig.from_pretrained(name), dtype)
     except (OSError, ValueError, KeyError) as error:
         raise BadModel(f"The configuration of {name} cannot be read: {str(error).splitlines()[0]}") from error
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight

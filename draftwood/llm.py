@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -266,7 +267,8 @@ def load(
     name = str(embedded_target()) if target is None else target
     if drafter is None:
         drafter = str(EMBEDDED_DRAFTER) if target is None else "ngram"
-    model = load_target(name, dtype, device, target_path, trust_remote_code)
+    weigh = partial(registry.drafter_bytes, drafter)
+    model = load_target(name, dtype, device, target_path, trust_remote_code, weigh)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
 
 

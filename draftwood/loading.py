@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from draftwood.errors import BadInput, BadModel, nearest
+from draftwood.memory import load_need, require
 from draftwood.precision import choose_dtype
 from draftwood.target import Target, check_path
 
@@ -22,18 +24,29 @@ DTYPES = {
 
 
 def load_target(
-    name: str, dtype: str = "auto", device: str = "auto", path: str = "auto", trust_remote_code: bool = False
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    path: str = "auto",
+    trust_remote_code: bool = False,
+    drafter_bytes: Callable[[int], int] = lambda itemsize: 0,
 ) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
+
+    `drafter_bytes(itemsize)` is what a drafter with numbers of that size will need beside it.
 
     Raises
     ------
     BadModel: it does not exist, cannot be read or cannot be rewound.
-    BadInput: unknown dtype, device or path, or a path that the model cannot take.
+    BadInput: unknown dtype, device or path, a path that the model cannot take, or more than fits into memory.
     """
     place = parse_device(device)
     kind = parse_dtype(dtype, place)
     check_path(path)
+    config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    if type(config) in AutoModelForCausalLM._model_mapping:  # code of the model's own is not run to count weights
+        need = load_need(config, kind, drafter_bytes(kind.itemsize))
+        require(need, place, f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype")
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
     return Target(model.to(place), name, path=path, pack=True)
 

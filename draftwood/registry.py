@@ -60,6 +60,23 @@ def drafter(spec: str, target: Target) -> Drafter | None:
     """
     if spec == "none":
         return None
+    kind, argument = _drafter_kind(spec)
+    made: Drafter = kind.load(argument, target)
+    return made
+
+
+def drafter_bytes(spec: str, itemsize: int) -> int:
+    """Bytes of the weights of a drafter that is not loaded yet, as far as they can be counted. Raises as `drafter`."""
+    if spec == "none":
+        return 0
+    from draftwood.drafters.base import Weighed  # imports torch
+
+    kind, argument = _drafter_kind(spec)
+    return int(kind.weight_bytes(argument, itemsize)) if issubclass(kind, Weighed) else 0
+
+
+def _drafter_kind(spec: str) -> tuple[Any, str]:
+    """The class of a drafter and the argument of its `load`."""
     kind, _, argument = spec.partition(":")
     entries = _entries(DRAFTERS)
     if kind not in entries:
@@ -67,8 +84,7 @@ def drafter(spec: str, target: Target) -> Drafter | None:
             problem = _unknown("drafter", spec, kind, drafter_names())
             raise BadInput(f"{problem} A folder or a Hub name (owner/name) works too.")
         kind, argument = "dflash", spec
-    made: Drafter = _load(entries[kind]).load(argument, target)
-    return made
+    return _load(entries[kind]), argument
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

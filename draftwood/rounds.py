@@ -16,6 +16,7 @@ from torch import Tensor
 from draftwood.accept import Verdict, accept
 from draftwood.cache import KVCache
 from draftwood.drafters.base import Drafter, Request
+from draftwood.memory import require_request
 from draftwood.plan import Verified
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampler
@@ -98,6 +99,7 @@ class HostRounds:
         """`end` is how many tokens prompt and answer may have together."""
         self._target, self._drafter, self._policy, self._sampler, self._end = target, drafter, policy, sampler, end
         capacity = end + 1 + policy.n_max
+        require_request(target, drafter, capacity, 1 + policy.n_max)
         self._cache: KVCache = target.new_cache(capacity)
         self._state: Any = drafter.open(capacity) if drafter else None
         self._verified: tuple[Tree, Verified] | None = None

@@ -1,1 +1,1 @@
-"""The round on the device: static shapes, buffers written in place, one read by the host."""
+"""The round on the device: static shapes, buffers written in place, two short reports to the host."""

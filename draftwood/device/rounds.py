@@ -21,9 +21,9 @@ from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
 from draftwood.device.state import State
 from draftwood.drafters.base import Drafter, Placeable
-from draftwood.errors import BadInput
 from draftwood.grow import Growth
 from draftwood.lean import Lean
+from draftwood.memory import require_request
 from draftwood.policies.base import Policy
 from draftwood.rotary import Rotary
 from draftwood.rounds import Clock, prefill
@@ -75,7 +75,7 @@ class Device:
         if self._state is None or self._state.capacity < needed or moved:
             self._state, self._stages = None, {}  # freed before the new ones are made
             self.graphs.clear()
-            self._state = self._allocate(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()))
+            self._state = self._allocate(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), 1 + policy.n_max)
         key = policy.grow, policy.width
         if key not in self._stages:
             self._stages[key] = Stages(path, self._state, policy.grow, policy.width)
@@ -89,9 +89,9 @@ class Device:
         """Device memory held between requests."""
         return {"buffers": self._state.nbytes() if self._state else 0, "graphs": self.graphs.nbytes}
 
-    def _allocate(self, capacity: int) -> State:
+    def _allocate(self, capacity: int, width: int) -> State:
         target, device = self._target, self._target.device
-        check_fits(target.kv_bytes_per_token() * capacity, capacity, device)
+        require_request(target, self._drafter, capacity, width)
         assert isinstance(target.path, Lean)
         self._rotary = target.path.rotary
         self._tables = self._rotary.reserve(capacity)
@@ -101,19 +101,6 @@ class Device:
         )
         placed = self._drafter.place(capacity) if isinstance(self._drafter, Placeable) else None
         return State(kv, target.vocab_size, placed)
-
-
-def check_fits(needed: int, capacity: int, device: torch.device) -> None:
-    """Refuse what the device's memory cannot hold, before anything is allocated."""
-    if device.type != "cuda":
-        return
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    if needed > free:
-        raise BadInput(
-            f"A KV cache of {capacity} tokens takes {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free on "
-            f"{device}; shorten the prompt or ask for fewer new tokens."
-        )
 
 
 class DeviceRounds:

@@ -18,6 +18,7 @@ from draftwood.device.view import View
 from draftwood.device.walk import Walk, compact, compaction, walk
 from draftwood.grow import Growth
 from draftwood.lean import Lean
+from draftwood.plan import Verified
 
 # Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
 WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -50,14 +51,28 @@ class Stages:
         """The buffers that a stage changes for good."""
         return (*self._state.changing, *self.report.buffers)
 
-    @torch.inference_mode()
     def draft(self) -> None:
         """draft, grow: a tree behind the root, none of whose nodes is too deep to be emitted."""
-        state = self._state
+        self.grow(*self.propose())
+
+    def verify(self, width: int) -> None:
+        """verify, accept, commit: the root and the first `state.n` nodes in a forward of `width` tokens."""
+        found = self.forward(width)
+        self.commit(self.accept(width, found.logits), found.taps)
+
+    # --- one verb each -----------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def propose(self) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities of the drafter's lattice, each `[depth, K]`."""
         assert self.drafter is not None
-        lattice = self.drafter.draft(state.root, state.length, self._candidates)
+        return self.drafter.draft(self._state.root, self._state.length, self._candidates)
+
+    @torch.inference_mode()
+    def grow(self, tokens: Tensor, logp: Tensor) -> None:
+        """A lattice's tree into the buffers that `forward` and `accept` read."""
+        state = self._state
         # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-        tree = self._grower(*lattice, state.root, state.end - state.length - 2)
+        tree = self._grower(tokens, logp, state.root, state.end - state.length - 2)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))
         self._line.copy_(lineage(tree.parents, self._depth))
@@ -66,26 +81,23 @@ class Stages:
         self.report.put_tree(tree)
 
     @torch.inference_mode()
-    def verify(self, width: int) -> None:
-        """verify, accept, commit: the root and the first `state.n` nodes in a forward of `width` tokens."""
+    def forward(self, width: int) -> Verified:
+        """The target over the first `width` tokens of the tree, their keys and values into the free slots."""
+        state = self._state
+        tokens, positions = self._tokens(width), state.length + self._tree.depths[:width]
+        return self._model.forward(tokens, positions, partial(self._attend, self._view(width)))
+
+    @torch.inference_mode()
+    def accept(self, width: int, logits: Tensor) -> Walk:
+        """The path to the first of the target's own tokens that is no node; `logits` [width, V]."""
         state, tree, line = self._state, self._tree, self._line[:width]
-        tokens = torch.cat([state.root, tree.tokens[1:width]])
-        depths = tree.depths[:width]
-        positions = state.length + depths
-        found = self._model.forward(tokens, positions, partial(self._attend, self._view(width)))
-        drawn = state.dice.draw(found.logits, positions + 1, tokens, line)
-        walked = walk(tokens, tree.parents[:width], depths, line, drawn, state.n, min(width - 1, self._depth))
-        self._commit(walked, found.taps)
+        tokens, depths = self._tokens(width), tree.depths[:width]
+        drawn = state.dice.draw(logits, state.length + depths + 1, tokens, line)
+        return walk(tokens, tree.parents[:width], depths, line, drawn, state.n, min(width - 1, self._depth))
 
-    def _view(self, width: int) -> View:
-        state, bits = self._state, None if self._is_chain else self._bits[:width]
-        form = state.capacity, state.kv.dtype
-        return View(state.length, self._tree.depths[:width], self._seen[:width, :width], bits, *form)
-
-    def _attend(self, view: View, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return view.attend(self._state.kv[layer], self._model.scale, self._model.windows[layer], q, k, v)
-
-    def _commit(self, walked: Walk, taps: Tensor | None) -> None:
+    @torch.inference_mode()
+    def commit(self, walked: Walk, taps: Tensor | None) -> None:
+        """Keep the accepted path, forget the rest, tell the drafter; `taps` are those of the whole forward."""
         state = self._state
         if not self._is_chain:  # a chain's path lies where it belongs
             compact(state.kv, *compaction(walked, state.length))
@@ -95,3 +107,14 @@ class Stages:
         state.root.copy_(walked.bonus)
         state.length.add_(1 + walked.length)
         self.report.put_walk(walked)
+
+    def _tokens(self, width: int) -> Tensor:
+        return torch.cat([self._state.root, self._tree.tokens[1:width]])
+
+    def _view(self, width: int) -> View:
+        state, bits = self._state, None if self._is_chain else self._bits[:width]
+        form = state.capacity, state.kv.dtype
+        return View(state.length, self._tree.depths[:width], self._seen[:width, :width], bits, *form)
+
+    def _attend(self, view: View, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return view.attend(self._state.kv[layer], self._model.scale, self._model.windows[layer], q, k, v)

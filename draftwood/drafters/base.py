@@ -84,3 +84,16 @@ class Placeable(ABC):
     @abstractmethod
     def place(self, capacity: int) -> Placed:
         """Buffers for one request of at most `capacity` tokens, everything behind its context included."""
+
+    def state_bytes(self, capacity: int) -> int:
+        """What one request of `capacity` tokens takes of memory; 0: next to nothing."""
+        return 0
+
+
+class Weighed(ABC):
+    """A drafter whose weights can be counted before they are loaded. Others count as weightless."""
+
+    @classmethod
+    @abstractmethod
+    def weight_bytes(cls, argument: str, itemsize: int) -> int:
+        """Bytes of the weights that `load(argument, target)` would load, of numbers of `itemsize` bytes."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from draftwood.decoder import norm
-from draftwood.drafters.base import Placeable, Request
+from draftwood.drafters.base import Placeable, Request, Weighed
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
 from draftwood.drafters.dflash_static import StaticDFlash
@@ -55,7 +55,7 @@ class DFlashState:
             self.kv = grown
 
 
-class DFlashDrafter(Placeable):
+class DFlashDrafter(Placeable, Weighed):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
 
     def __init__(
@@ -130,6 +130,17 @@ class DFlashDrafter(Placeable):
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
         return StaticDFlash(self.config, self._weights, self._rotary, self._target, self.max_depth, capacity)
+
+    def state_bytes(self, capacity: int) -> int:
+        """Context keys and values in all layers; the taps that wait are next to nothing."""
+        config = self.config
+        slots = capacity + config.block_size
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * slots * self._weights.norm.itemsize
+
+    @classmethod
+    def weight_bytes(cls, argument: str, itemsize: int) -> int:
+        config = parse_config(read_json(checkpoint_folder(argument) / "config.json"), argument)
+        return (config.block_parameters() + config.context_parameters()) * itemsize
 
     def work(self, context: int) -> Work:
         """One request's draft at `context` tokens, the target's head included; one new context feature."""
