@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from draftwood.errors import BadInput, DraftwoodError
+from draftwood.train import commands
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -204,6 +205,9 @@ def demo(
 
     hide_progress_bars()
     run_demo(load(target, drafter, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
+
+
+commands.add_to(app)
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -59,6 +59,10 @@ class PackedLinear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         return product(x, self._packed, self.bias)
 
+    def unpacked(self) -> Tensor:
+        """The row-major weight `[out, in]` again, as a copy."""
+        return self._packed.to_dense()
+
 
 class PackedPart(nn.Module):
     """One of several linear layers that are packed as one. For the model's own forward: lean code runs the whole."""

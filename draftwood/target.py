@@ -20,6 +20,7 @@ from draftwood.cache import KVCache, stored
 from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
+from draftwood.packing import PackedLinear
 from draftwood.plan import Plan, Verified, make_plan
 from draftwood.tree import Tree, TreeBatch, chain_tree
 from draftwood.universal import Universal
@@ -130,7 +131,17 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """The target's own logits `[M, V]` of final hidden states `[M, hidden]`, scaled and capped as it does."""
-        logits = self.model.get_output_embeddings()(hidden)
+        return self.finish(self.model.get_output_embeddings()(hidden))
+
+    def head_rows(self, tokens: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Weight `[K, hidden]` and bias `[K]` of the head for these token ids, or for all."""
+        head = self.model.get_output_embeddings()
+        weight = head.unpacked() if isinstance(head, PackedLinear) else head.weight
+        rows = slice(None) if tokens is None else tokens
+        return weight[rows].detach(), None if head.bias is None else head.bias[rows].detach()
+
+    def finish(self, logits: Tensor) -> Tensor:
+        """Scale and cap what the head's product gave, as the target does."""
         scale = getattr(self.config, "logit_scale", None)  # Cohere
         divisor = getattr(self.config, "logits_scaling", None)  # Granite
         cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma

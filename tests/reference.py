@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from draftwood.device.graphs import Graphs
 from draftwood.drafters.base import Placeable, Request
@@ -61,6 +62,15 @@ def tiny_model(family: str = "llama", dtype: torch.dtype = torch.float64, seed: 
             if p.ndim == 2:
                 p.mul_(6)
     return model
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte: every text can be written."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<end>": 256, **{c: i for i, c in enumerate(alphabet)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 LEAN = ("llama", "qwen2", "qwen3", "mistral", "qwen3_sliding")
@@ -278,7 +288,7 @@ class ReplayedGraphs(Graphs):
         self.recorded.clear()
 
 
-def tiny_dflash(target: Target):
+def tiny_dflash(target: Target, draft_tokens: list[int] | None = None):
     """A random drafter in DFlash's format for a tiny target, sharper than noise so that it proposes something."""
     hidden, heads, kv, dim, inter, layers, taps = target.hidden_size, 4, 2, 8, 48, 2, [0, 2]
     torch.manual_seed(1)
@@ -305,4 +315,6 @@ def tiny_dflash(target: Target):
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         save_file(weights, Path(folder) / "model.safetensors")
+        if draft_tokens is not None:
+            (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)

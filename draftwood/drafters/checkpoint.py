@@ -6,6 +6,7 @@ Only `config.json` and safetensors are read: no code from the checkpoint runs an
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from draftwood.errors import BadModel
 
 INDEX = "model.safetensors.index.json"
+DRAFT_TOKENS = "draft_tokens.json"  # ours, optional: other runtimes do not look for it
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -30,7 +32,7 @@ def checkpoint_folder(name: str) -> Path:
             raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
         if folder.is_dir():
             return folder
-        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX]))
+        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX, DRAFT_TOKENS]))
     except (
         OSError,
         ValueError,
@@ -53,6 +55,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadModel(f"{path} holds a JSON {type(values).__name__}, not an object; fetch the checkpoint again.")
     return values
+
+
+def read_draft_tokens(folder: Path, vocab: int) -> list[int] | None:
+    """The tokens that a drafter with a trimmed head proposes, in rising order; None: it has the whole head."""
+    path = folder / DRAFT_TOKENS
+    if not path.is_file():
+        return None
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again.") from None
+    whole = isinstance(tokens, list) and tokens and all(type(t) is int for t in tokens)
+    if not whole or any(a >= b for a, b in pairwise(tokens)) or tokens[0] < 0 or tokens[-1] >= vocab:
+        raise BadModel(
+            f"{path} is no rising list of token ids below {vocab}; fetch the checkpoint again, or delete the file "
+            "to draft over the whole vocabulary."
+        )
+    return tokens
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

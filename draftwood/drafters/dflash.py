@@ -2,7 +2,8 @@
 
 The block is the root's embedding and B - 1 mask embeddings. Its tokens see each other and, as keys and values
 only, one fused feature for every context token, made from the outputs of a few target layers. The embedding
-and the head are the target's own.
+and the head are the target's own; a checkpoint may name the tokens worth proposing, and then the head is trimmed
+to them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmb
 
 from draftwood.decoder import norm
 from draftwood.drafters.base import Placeable, Request, Weighed
-from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
-from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.lattice import candidates, lattice_of
 from draftwood.errors import BadInput
 from draftwood.latency import Work
+from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
@@ -59,7 +61,13 @@ class DFlashDrafter(Placeable, Weighed):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
 
     def __init__(
-        self, config: DFlashConfig, weights: Weights, target: Target, name: str, depth: int | None = None
+        self,
+        config: DFlashConfig,
+        weights: Weights,
+        target: Target,
+        name: str,
+        depth: int | None = None,
+        draft_tokens: list[int] | None = None,
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
             raise BadInput(f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts.")
@@ -69,6 +77,8 @@ class DFlashDrafter(Placeable, Weighed):
         self.max_depth = depth or config.block_size - 1
         self._weights = weights
         self._target = target
+        self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
+        self._trimmed = None if self._ids is None else linear(*target.head_rows(self._ids))
         self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
 
     @classmethod
@@ -81,7 +91,7 @@ class DFlashDrafter(Placeable, Weighed):
         config = parse_config(read_json(folder / "config.json"), name_or_folder)
         check_fits(config, name_or_folder, target)
         weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
-        return cls(config, weights, target, name_or_folder, depth)
+        return cls(config, weights, target, name_or_folder, depth, read_draft_tokens(folder, config.vocab_size))
 
     @torch.inference_mode()
     def open(self, capacity: int) -> DFlashState:
@@ -123,13 +133,14 @@ class DFlashDrafter(Placeable, Weighed):
             state.reserve(state.projected + self.config.block_size)
         hidden = self._block(self._embed_roots([request.root for request in requests]), states)
         block = hidden[:, 1 : 1 + self.max_depth].flatten(0, 1)
-        logits = self._target.head(norm(block, self._weights.norm, self.config.norm_eps))
-        rows = logits.view(len(requests), self.max_depth, -1)
-        return [lattice_of(row, request.width) for row, request in zip(rows, requests, strict=True)]
+        rows = self._logits(block).view(len(requests), self.max_depth, -1)
+        return [lattice_of(row, request.width, self._ids) for row, request in zip(rows, requests, strict=True)]
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
-        return StaticDFlash(self.config, self._weights, self._rotary, self._target, self.max_depth, capacity)
+        return StaticDFlash(
+            self.config, self._weights, self._rotary, self._target.embed, self._candidates, self.max_depth, capacity
+        )
 
     def state_bytes(self, capacity: int) -> int:
         """Context keys and values in all layers; the taps that wait are next to nothing."""
@@ -146,7 +157,7 @@ class DFlashDrafter(Placeable, Weighed):
         """One request's draft at `context` tokens, the target's head included; one new context feature."""
         config = self.config
         block, features = config.block_parameters(), config.context_parameters()
-        head = config.vocab_size * config.hidden_size
+        head = (config.vocab_size if self._ids is None else len(self._ids)) * config.hidden_size
         keys = sum(min(context, sight.window or context) + config.block_size for sight in config.sights)
         pairs = keys * config.block_size * config.num_heads
         cached = keys * 2 * config.num_kv_heads * config.head_dim
@@ -155,6 +166,14 @@ class DFlashDrafter(Placeable, Weighed):
             bytes=(block + features + head + cached) * self._weights.norm.itemsize,
             launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
         )
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of the tokens that may be proposed, from what the last layer gave."""
+        hidden = norm(hidden, self._weights.norm, self.config.norm_eps)
+        return self._target.head(hidden) if self._trimmed is None else self._target.finish(self._trimmed(hidden))
+
+    def _candidates(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        return candidates(self._logits(hidden), width, self._ids)
 
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:

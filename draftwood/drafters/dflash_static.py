@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from draftwood.decoder import norm
 from draftwood.device.ancestors import bitmask
 from draftwood.device.view import View
 from draftwood.drafters.dflash_config import DFlashConfig, Sight
 from draftwood.drafters.dflash_weights import Weights, context_kv
-from draftwood.drafters.lattice import candidates
 from draftwood.rotary import Rotary
-from draftwood.target import Target
 
 
 class StaticDFlash:
     """One request's context keys and values, and the block that follows them."""
 
     def __init__(
-        self, config: DFlashConfig, weights: Weights, rotary: Rotary, target: Target, max_depth: int, capacity: int
+        self,
+        config: DFlashConfig,
+        weights: Weights,
+        rotary: Rotary,
+        embed: Callable[[Tensor], Tensor],
+        candidates: Callable[[Tensor, int], tuple[Tensor, Tensor]],  # of what the last layer gave
+        max_depth: int,
+        capacity: int,
     ) -> None:
         self.max_depth = max_depth
-        self._config, self._weights, self._rotary, self._target = config, weights, rotary, target
+        self._config, self._weights, self._rotary = config, weights, rotary
+        self._embed, self._candidates = embed, candidates
         slots = capacity + config.block_size
         self._tables = rotary.reserve(slots)
         shape = config.num_layers, 2, config.num_kv_heads, slots, config.head_dim
@@ -41,7 +47,7 @@ class StaticDFlash:
 
     def draft(self, root: Tensor, context: Tensor, width: int) -> tuple[Tensor, Tensor]:
         config = self._config
-        x = self._target.embed(torch.cat([root, self._masks]))
+        x = self._embed(torch.cat([root, self._masks]))
         x = x if config.embedding_scale == 1.0 else x * config.embedding_scale
         cos, sin = self._rotary.at(context + self._steps)
         form = self._kv.shape[3], self._kv.dtype
@@ -52,8 +58,7 @@ class StaticDFlash:
         for kv, layer, sight in zip(self._kv, self._weights.layers, config.sights, strict=True):
             attend = partial(views[sight].attend, kv, config.head_dim**-0.5, sight.window)
             x = layer.run(x, cos, sin, config.shape, attend)
-        block = norm(x[1 : 1 + self.max_depth], self._weights.norm, config.norm_eps)
-        return candidates(self._target.head(block), width)
+        return self._candidates(x[1 : 1 + self.max_depth], width)
 
     def nbytes(self) -> int:
         return self._kv.nbytes

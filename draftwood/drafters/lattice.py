@@ -11,17 +11,20 @@ from draftwood.tree import Lattice
 CHUNK = 64  # tokens per first-stage maximum; 32 to 256 are within 2x of each other for K up to 64
 
 
-def lattice_of(logits: Tensor, width: int) -> Lattice:
-    """`Lattice` [D, min(width, V)] of logits `[D, V]`, normalised over all of V in at least float32."""
-    tokens, logp = candidates(logits, width)
+def lattice_of(logits: Tensor, width: int, ids: Tensor | None = None) -> Lattice:
+    """`Lattice` [D, min(width, V)] of logits `[D, V]`, normalised over all of V in at least float32.
+
+    With `ids` `[V]` the logits are of these tokens only, and so are the log-probabilities.
+    """
+    tokens, logp = candidates(logits, width, ids)
     return Lattice(tokens.cpu().numpy(), logp.cpu().numpy())
 
 
-def candidates(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Tokens and float32 log-probabilities of that lattice, still on the device."""
     logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     values, tokens = top_k(logp, min(width, logits.shape[-1]))
-    return tokens, values.float()
+    return tokens if ids is None else ids[tokens], values.float()
 
 
 def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from draftwood import assemble, cli, cli_show, doctor, embedded, offline, precision
 from draftwood.bench.stats import PLAIN, TRANSFORMERS
@@ -26,18 +24,9 @@ from draftwood.latency import Machine
 from draftwood.llm import LLM, Piece, load
 from draftwood.offline_profile import ConvexCosts, Profile
 from draftwood.tree import Tree
-from tests.reference import tiny_model
+from tests.reference import byte_tokenizer, tiny_model
 
-COMMANDS = ("generate", "bench", "calibrate", "doctor", "demo")
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte: every text can be written."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({"<end>": 256, **{c: i for i, c in enumerate(alphabet)}}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+COMMANDS = ("generate", "bench", "calibrate", "doctor", "demo", "distill", "train", "eval-drafter")
 
 
 @pytest.fixture(scope="session")
@@ -141,6 +130,29 @@ MISTAKES = {
     "doctor device": (["doctor", "--device", "gpu"], "cuda"),
     "doctor target": (["doctor", "--target", "EMPTY"], "EMPTY"),
     "demo limit": (["demo", "--limit", "0"], "--limit"),
+    "distill tokens": (["distill", "--out", "OUT", "--tokens", "0"], "--tokens"),
+    "distill temperature": (["distill", "--out", "OUT", "--tokens", "9", "--temperature", "0,warm"], "--temperature"),
+    "distill below zero": (["distill", "--out", "OUT", "--tokens", "9", "--temperature", "-1"], "--temperature"),
+    "distill without template": (["distill", "--out", "OUT", "--tokens", "9", "--target", "TINY"], "chat template"),
+    "distill into a file": (["distill", "--out", "FILE", "--tokens", "9", "--target", "TINY"], "--out"),
+    "distill prompts": (["distill", "--out", "OUT", "--tokens", "9", "--target", "TINY", "--prompts", "gsm8"], "gsm8k"),
+    "distill self and raw": (
+        ["distill", "--out", "OUT", "--tokens", "9", "--target", "TINY", "--prompts", "self", "--raw"],
+        "--raw",
+    ),
+    "train without data": (["train", "--data", "EMPTY", "--out", "OUT", "--target", "TINY"], "distill"),
+    "train objective": (["train", "--data", "EMPTY", "--out", "OUT", "--objective", "dflush"], "'dflash'"),
+    "train head": (["train", "--data", "EMPTY", "--out", "OUT", "--head-tokens", "many"], "--head-tokens"),
+    "train layers": (["train", "--data", "EMPTY", "--out", "OUT", "--layers", "0"], "--layers"),
+    "train rate": (["train", "--data", "EMPTY", "--out", "OUT", "--lr", "nan"], "--lr"),
+    "train into a file": (["train", "--data", "EMPTY", "--out", "FILE"], "--out"),
+    "eval-drafter policy": (["eval-drafter", "--drafter", "ngram", "--policies", "ddtre:8"], "'ddtree'"),
+    "eval-drafter no policy": (["eval-drafter", "--drafter", "ngram", "--policies", ","], "--policies"),
+    "eval-drafter drafter": (["eval-drafter", "--drafter", "./not-there", "--target", "TINY"], "not-there"),
+    "eval-drafter thinking": (
+        ["eval-drafter", "--drafter", "ngram", "--target", "TINY", "--thinking", "on"],
+        "chat template",
+    ),
 }
 
 
@@ -148,7 +160,8 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence(run: Run, folder: Path, tmp_path: Path, args: list, expected: str) -> None:
     empty = tmp_path / "EMPTY"
     empty.mkdir()
-    places = {"TINY": folder, "EMPTY": empty}
+    (tmp_path / "FILE").touch()
+    places = {"TINY": folder, "EMPTY": empty, "OUT": tmp_path / "OUT", "FILE": tmp_path / "FILE"}
     result = run(*(places.get(arg, arg) for arg in args))
     assert_one_sentence(result)
     assert expected in result[2]

@@ -108,6 +108,7 @@ DRAFTERS: dict[str, Callable] = {
     "branching": lambda target, truth: Branching("branching"),
     "ngram": lambda target, truth: registry.drafter("ngram", target),
     "dflash": lambda target, truth: tiny_dflash(target),
+    "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
 }
 
 

@@ -1,0 +1,120 @@
+"""The model card of a trained drafter: data, recipe, tau and where it was made; and the way to the Hub."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.bench.environment import environment
+from draftwood.errors import BadInput
+from draftwood.train.data import Manifest
+from draftwood.train.show import read_log
+
+if TYPE_CHECKING:
+    from draftwood.train.loop import Course
+
+NOT_SHARED = ("training/*", "*.tmp")
+
+
+def card(course: Course, data: Path, step: int) -> str:
+    """README.md for the Hub and for people."""
+    manifest = Manifest.load(data)
+    facts = environment()
+    return "\n".join(
+        [
+            "---",
+            *([f"base_model: {course.target.name}"] if is_hub_name(course.target.name) else []),
+            "library_name: draftwood",
+            "tags: [speculative-decoding, dflash, block-diffusion]",
+            "---",
+            f"# A DFlash drafter for {Path(course.target.name).name}",
+            "",
+            f"Made with `draftwood train`, in z-lab's DFlash format. Use: `draftwood generate --target "
+            f"{course.target.name} --drafter THIS`. It changes how fast the target writes, never what.",
+            "",
+            "## Measured",
+            *tau_table(course.out, course.recipe.objective),
+            "",
+            "## Data",
+            *data_lines(course, manifest),
+            "",
+            "## Recipe",
+            f"{step} of {course.steps} steps, {hours(course.out):.2g} hours.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in course.recipe.to_json().items() if value is not None),
+            f"| mask token | {course.config['dflash_config']['mask_token_id']} |",
+            f"| target layers | {course.config['dflash_config']['target_layer_ids']} |",
+            f"| draft tokens | {len(course.head.weight)} |",
+            "",
+            f"`{facts['command']}`",
+            "",
+            f"{facts['date']}, draftwood {facts['versions']['draftwood']} at {facts['commit']}, torch "
+            f"{facts['versions']['torch']}, {hardware(facts)}.",
+            "",
+            "## Licence",
+            "That of the target and of the prompts; name them here before you share this drafter.",
+            "",
+        ]
+    )
+
+
+def is_hub_name(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
+def tau_table(out: Path, objective: str) -> list[str]:
+    """The last evaluations on held-out texts."""
+    rows = [line for line in read_log(out) if line.get("tau")][-5:]
+    if not rows:
+        return ["No texts were held out, so nothing was measured."]
+    policies = list(rows[0]["tau"])
+    after = "" if objective == "dflash" else ", given one true token"
+    return [
+        f"τ (tokens per round, bonus included) on held-out texts at temperature 0{after}:",
+        "",
+        f"| step | {' | '.join(policies)} |",
+        f"|---|{'---|' * len(policies)}",
+        *(f"| {row['step']} | {' | '.join(format(row['tau'][p], '.2f') for p in policies)} |" for row in rows),
+    ]
+
+
+def data_lines(course: Course, manifest: Manifest | None) -> list[str]:
+    sources = Counter(text.source for text in course.texts)
+    answers = sum(len(t.tokens) - t.prompt for t in course.texts)
+    named = ", ".join(f"{source} ({count})" for source, count in sources.most_common())
+    thinking = manifest.thinking if manifest else "default"
+    return [
+        f"{len(course.texts)} texts with {answers} tokens that the target answered; prompts from {named}. "
+        f"Thinking: {thinking}. {len(course.held_out)} texts held out.",
+    ]
+
+
+def hours(out: Path) -> float:
+    """Of steps alone, without evaluations and pauses."""
+    return sum(line["seconds"] for line in read_log(out) if "seconds" in line) / 3600
+
+
+def hardware(facts: dict[str, Any]) -> str:
+    gpus = [gpu["name"] for gpu in facts["gpus"]]
+    return " and ".join(gpus) if gpus else f"{facts['cores']} cores of {facts['processor']}"
+
+
+def push(out: Path, repository: str) -> str:
+    """Upload the drafter, without the state of its training. Raises BadInput if the Hub does not take it."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        api = HfApi()
+        api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"--push-to-hub {repository}: the Hub did not take it ({reason}); the drafter is whole in {out}, log in "
+            "with `hf auth login` and upload it from there."
+        ) from None
+    return f"https://huggingface.co/{repository}"

@@ -1,0 +1,183 @@
+"""`draftwood distill`: the target answers prompts, and its answers become training data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from draftwood.bench.environment import memory_bytes
+from draftwood.embedded import embedded_target
+from draftwood.errors import BadInput
+from draftwood.loading import load_target, load_tokenizer
+from draftwood.target import Target
+from draftwood.train.data import Identity, Manifest, Text, read_shard, shard_paths, write_shard
+from draftwood.train.files import GIGABYTE, check_disk, make_folder
+from draftwood.train.jobs import Jobs, make_jobs
+from draftwood.train.rows import open_rows
+from draftwood.train.show import bar
+from draftwood.train.stopping import stop_flag
+from draftwood.train.writing import SELF_TOKENS, Limits, Writing
+
+SHARD_TEXTS = 512
+SHARD_S = 120.0  # a kill loses at most this much
+CPU_ROWS, GPU_ROWS = 64, 256
+
+
+@dataclass(frozen=True, slots=True)
+class DistillOptions:
+    """The flags of the command."""
+
+    out: Path
+    tokens: int  # of answers
+    prompts: list[str] = field(default_factory=list)  # JSONL files, names of data sets, self
+    target: str | None = None  # None: the embedded one
+    temperatures: tuple[float, ...] = (0.0,)
+    max_new_tokens: int = 512
+    thinking: str = "default"
+    raw: bool = False
+    limit: int | None = None  # prompts of each source
+    rows: int | None = None  # texts at once; None: what suits the device
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= heat <= 10 for heat in self.temperatures) or not self.temperatures:
+            raise BadInput(f"--temperature is {self.temperatures}; expected numbers from 0 up, such as 0,0.7.")
+
+    def recipe(self) -> dict[str, Any]:
+        """What shapes the texts: the same for all parts of a folder."""
+        shaping = ("prompts", "temperatures", "max_new_tokens", "raw", "limit", "seed")
+        return {name: list(v) if isinstance(v := asdict(self)[name], tuple) else v for name in shaping}
+
+
+@dataclass(slots=True, eq=False)
+class Shards:
+    """A folder that grows: texts wait here until there are enough for a shard."""
+
+    folder: Path
+    done: set[int] = field(default_factory=set)  # numbers of jobs
+    tokens: int = 0  # of answers
+    doubles: int = 0
+    _seen: set[bytes] = field(default_factory=set)
+    _waiting: list[Text] = field(default_factory=list)
+    _number: int = 0
+    _flushed: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def open(cls, folder: Path) -> Shards:
+        """With everything that earlier runs left."""
+        self = cls(folder)
+        for path in shard_paths(folder):
+            for text in read_shard(path):
+                self._count(text)
+            self._number = int(path.stem.split("-")[1]) + 1
+        return self
+
+    def add(self, text: Text) -> None:
+        """Keep a text unless it is there already."""
+        if text.tokens.tobytes() in self._seen:
+            self.doubles += 1
+            self.done.add(text.job)
+            return
+        self._count(text)
+        self._waiting.append(text)
+        if len(self._waiting) >= SHARD_TEXTS or time.monotonic() - self._flushed > SHARD_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            write_shard(self.folder, self._number, self._waiting)
+            self._number += 1
+            self._waiting = []
+        self._flushed = time.monotonic()
+
+    def _count(self, text: Text) -> None:
+        self._seen.add(text.tokens.tobytes())
+        self.done.add(text.job)
+        self.tokens += len(text.tokens) - text.prompt
+
+
+def run_distill(options: DistillOptions) -> bool:
+    """Write texts until there are `options.tokens`, going on with what is there. False if it was asked to stop.
+
+    Raises BadInput or BadModel for whatever cannot be used, before the target writes anything.
+    """
+    make_folder(options.out, "--out")
+    name = options.target or str(embedded_target())
+    tokenizer = load_tokenizer(name)
+    jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
+    target = load_target(name, options.dtype, options.device)
+    claim(options, Identity.of(target))
+    check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
+    shards = Shards.open(options.out)
+    notes = Console(stderr=True, highlight=False)
+    with stop_flag() as stop, bar(options.tokens, "writing") as update:
+        end = tokenizer.eos_token_id
+        stop_ids = target.stop_ids | (frozenset() if end is None else {end})
+        writing = open_writing(options, target, jobs, shards, stop_ids)
+        began, before = time.monotonic(), shards.tokens
+        for text in writing.texts():
+            if stop():
+                break
+            if text is not None:
+                shards.add(text)
+            now = shards.tokens + writing.under_way
+            update(min(now, options.tokens), f"{(now - before) / (time.monotonic() - began):.0f} tokens/s")
+        shards.flush()
+    notes.print(closing(options, shards), soft_wrap=True)
+    return not stop()
+
+
+def open_writing(
+    options: DistillOptions, target: Target, jobs: Jobs, shards: Shards, stop_ids: frozenset[int]
+) -> Writing:
+    """Rows for as many texts as are asked for. Raises BadInput if their cache does not fit in memory."""
+    size = options.rows or (CPU_ROWS if target.device.type == "cpu" else GPU_ROWS)
+    longest = max(len(ids) for _, ids in jobs.prompts) + (SELF_TOKENS if jobs.template else 0) + options.max_new_tokens
+    longest += len(jobs.template.after) if jobs.template else 0
+    if longest > target.context_limit:
+        raise BadInput(
+            f"The longest prompt with its answer may have {longest} tokens, but {target.name} has a context window "
+            f"of {target.context_limit}; lower --max-new-tokens or leave long prompts out."
+        )
+    needed, have = size * longest * target.kv_bytes_per_token(), memory_bytes()
+    if target.device.type == "cpu" and have is not None and needed > 0.7 * have:
+        raise BadInput(
+            f"{size} texts of up to {longest} tokens need {needed / GIGABYTE:.3g} GB for their cache and this machine "
+            f"has {have / GIGABYTE:.3g} GB; lower --rows or --max-new-tokens."
+        )
+    left = (job for job in jobs if job.number not in shards.done)
+    limits = Limits(options.max_new_tokens, stop_ids, options.seed)
+    rows = open_rows(target, size, longest)
+    # Texts under way are finished, not dropped: dropping them would favour short answers.
+    return Writing(rows, size, left, limits, jobs.template, lambda busy: shards.tokens + busy < options.tokens)
+
+
+def claim(options: DistillOptions, target: Identity) -> None:
+    """Say whose data the folder holds, or refuse to mix it with others'."""
+    ours = Manifest(target, options.thinking, options.recipe())
+    found = Manifest.load(options.out)
+    if found is None:
+        ours.save(options.out)
+        return
+    if not found.target.same_as(target):
+        raise BadInput(f"--out {options.out} holds texts of {found.target.name}; name another folder.")
+    if (found.thinking, found.recipe) != (ours.thinking, ours.recipe):
+        raise BadInput(
+            f"--out {options.out} was begun with other flags ({found.recipe}, thinking {found.thinking}); repeat them "
+            "to go on, or name another folder."
+        )
+
+
+def closing(options: DistillOptions, shards: Shards) -> str:
+    doubles = f" {shards.doubles} answers were there already and left out." if shards.doubles else ""
+    facts = f"{len(shards.done)} texts with {shards.tokens} answer tokens in {options.out}.{doubles}"
+    if shards.tokens >= options.tokens:
+        return f"{facts} Train on them: draftwood train --data {options.out} --out FOLDER"
+    return f"{facts} The same command goes on. If the prompts ran out, add some, a --temperature above 0, or self."

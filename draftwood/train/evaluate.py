@@ -1,0 +1,211 @@
+"""`draftwood eval-drafter`: what a drafter is worth on given prompts, with real rounds of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from draftwood import registry
+from draftwood.bench.environment import environment
+from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
+from draftwood.bench.stats import jsonable
+from draftwood.drafters.checkpoint import checkpoint_folder, read_json
+from draftwood.engine import Engine, Step
+from draftwood.errors import BadInput
+from draftwood.llm import LLM, load
+from draftwood.sampling import Sampling
+from draftwood.train.files import make_folder, write_text
+from draftwood.train.jobs import chat_ids
+from draftwood.train.show import bar
+
+BINS = 10  # of path confidence
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """The flags of the command."""
+
+    drafter: str
+    target: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    policies: tuple[str, ...] = ("dflash", "ddtree:64")
+    max_new_tokens: int = 128
+    limit: int | None = None
+    temperature: float = 0.0
+    thinking: str = "default"
+    out: Path | None = None
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What the rounds of one policy on one category add up to."""
+
+    emitted: list[int] = field(default_factory=list)  # tokens of each round
+    drafted: list[int] = field(default_factory=list)  # deepest node of each round
+    mass: list[float] = field(default_factory=list)  # of every verified node
+    kept: list[bool] = field(default_factory=list)  # whether it was accepted
+
+    def add(self, step: Step) -> None:
+        if step.tree is None or not len(step.tree):
+            return
+        self.emitted.append(len(step.tokens))
+        self.drafted.append(int(step.tree.depths.max()))
+        self.mass += step.tree.mass[1:].tolist()
+        accepted = set(step.path)
+        self.kept += [node in accepted for node in range(1, 1 + len(step.tree))]
+
+    @property
+    def tau(self) -> float:
+        """Tokens of a round, the bonus token included; NaN without rounds."""
+        return float(np.mean(self.emitted)) if self.emitted else float("nan")
+
+    def acceptance(self) -> list[dict[str, float]]:
+        """For each position: how often it is reached and how often it is then right."""
+        accepted, depth = np.array(self.emitted) - 1, np.array(self.drafted)
+        rows = []
+        for position in range(1, 1 + max(self.drafted, default=0)):
+            reached = (accepted >= position - 1) & (depth >= position)
+            if reached.any():
+                right = float((accepted[reached] >= position).mean())
+                rows.append({"position": position, "reached": float(reached.mean()), "right": right})
+        return rows
+
+    def calibration(self) -> list[dict[str, float]]:
+        """Nodes by the drafter's probability of their path: what it said, and how often they were accepted."""
+        mass, kept = np.array(self.mass), np.array(self.kept, float)
+        bins = np.minimum((mass * BINS).astype(int), BINS - 1)
+        return [
+            {"predicted": float(mass[bins == b].mean()), "observed": float(kept[bins == b].mean()), "nodes": int(n)}
+            for b in range(BINS)
+            if (n := (bins == b).sum())
+        ]
+
+
+def run_evaluation(options: EvalOptions) -> dict[str, Any]:
+    """Measure, show, and return the report. Raises BadInput or BadModel for whatever cannot be used."""
+    Sampling(temperature=options.temperature, seed=options.seed)  # refuses values that cannot be used
+    for spec in options.policies:
+        registry.policy(spec)
+    if not options.policies:
+        raise BadInput("--policies names none; give one or more, such as dflash,ddtree:64.")
+    if options.out is not None:
+        make_folder(options.out, "--out")
+    prompts = load_prompts(options.prompts, options.limit)
+    llm = load(options.target, options.drafter, dtype=options.dtype, device=options.device)
+    tallies = measure(llm, prompts, options)
+    report = summarize(tallies, options, prompts)
+    show(report, tallies, options)
+    return report
+
+
+def measure(llm: LLM, prompts: Sequence[Prompt], options: EvalOptions) -> dict[str, dict[str, Tally]]:
+    """Policy and category to tally; `all` holds every category. Only first turns are asked."""
+    categories = [ALL, *dict.fromkeys(p.dataset for p in prompts)]
+    tallies = {policy: {category: Tally() for category in categories} for policy in options.policies}
+    with bar(len(prompts) * len(options.policies), "measuring") as update:
+        for i, prompt in enumerate(prompts):
+            ids = encode(llm, prompt.turns[0], options.thinking)
+            for j, policy in enumerate(options.policies):
+                update(i * len(options.policies) + j, f"{prompt.id}  {policy}")
+                for step in answer(llm.engine, ids, policy, options, llm.stop_ids):
+                    tallies[policy][ALL].add(step)
+                    tallies[policy][prompt.dataset].add(step)
+    return tallies
+
+
+def encode(llm: LLM, text: str, thinking: str) -> list[int]:
+    """As `generate` would, and with the thinking switch if it is asked for."""
+    return llm.encode(text) if thinking == "default" else chat_ids(llm.tokenizer, text, thinking)
+
+
+def answer(engine: Engine, ids: list[int], policy: str, options: EvalOptions, stop_ids: frozenset[int]) -> list[Step]:
+    engine.check(ids, options.max_new_tokens)
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    return list(engine.run(ids, options.max_new_tokens, sampling, stop_ids, policy=registry.policy(policy)))
+
+
+def summarize(
+    tallies: Mapping[str, Mapping[str, Tally]], options: EvalOptions, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """The report as JSON: figures, what they say in one sentence, and how they were measured."""
+    figures = {
+        policy: {
+            "tau": {category: tally.tau for category, tally in by_category.items()},
+            "rounds": len(by_category[ALL].emitted),
+            "acceptance": by_category[ALL].acceptance(),
+            "calibration": by_category[ALL].calibration(),
+        }
+        for policy, by_category in tallies.items()
+    }
+    settings = {**asdict(options), "out": str(options.out) if options.out else None}
+    report = {
+        "policies": figures,
+        "says": [sentence(tallies), *warnings(options)],
+        "settings": settings,
+        "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},
+        "environment": environment(),
+    }
+    cleaned: dict[str, Any] = jsonable(report)
+    return cleaned
+
+
+def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
+    """What to expect."""
+    best = max(tallies, key=lambda policy: np.nan_to_num(tallies[policy][ALL].tau))
+    tally = tallies[best][ALL]
+    if not tally.emitted:
+        return "No round drafted anything, so nothing can be said; give longer answers."
+    by_set = {c: t.tau for c, t in tallies[best].items() if c != ALL and t.emitted}
+    low, high = min(by_set, key=by_set.__getitem__), max(by_set, key=by_set.__getitem__)
+    spread = f", from {by_set[low]:.2f} ({low}) to {by_set[high]:.2f} ({high})" if len(by_set) > 1 else ""
+    said, seen = float(np.mean(tally.mass)), float(np.mean(tally.kept))
+    trust = "is about right" if 0.8 * seen <= said <= 1.25 * seen else "is too sure" if said > seen else "is too modest"
+    return (
+        f"Expect {tally.tau:.2f} tokens a round with {best}{spread}; a round must cost less than {tally.tau:.2f} plain "
+        f"steps to gain anything. The drafter {trust} of its paths ({said:.2f} predicted, {seen:.2f} observed)."
+    )
+
+
+def warnings(options: EvalOptions) -> list[str]:
+    """Where the drafter was trained for something else than it is measured on."""
+    if options.drafter in registry.drafter_names():
+        return []
+    values = read_json(checkpoint_folder(options.drafter.removeprefix("dflash:")) / "config.json")
+    nested = values.get("dflash_config")
+    trained = nested if isinstance(nested, dict) else {}
+    found = []
+    if trained.get("thinking", options.thinking) != options.thinking:
+        found.append(
+            f"Warning: the drafter was trained with thinking {trained['thinking']} and is measured with thinking "
+            f"{options.thinking}; expect less than it can do."
+        )
+    if trained.get("objective", "dflash") != "dflash":
+        found.append(
+            f"Warning: this is a {trained['objective']} drafter, made to continue a given prefix; as a first drafter "
+            "it does less than it can."
+        )
+    return found
+
+
+def show(report: dict[str, Any], tallies: Mapping[str, Mapping[str, Tally]], options: EvalOptions) -> None:
+    """Tables on stdout, files in `options.out`."""
+    from draftwood.train.evaluate_show import save_pictures, tables
+
+    console = Console(highlight=False)
+    for table in tables(report["policies"]):
+        console.print(table)
+    for line in report["says"]:
+        console.print(line, soft_wrap=True)
+    if options.out is not None:
+        write_text(options.out / "evaluation.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
+        Console(stderr=True, highlight=False).print(save_pictures(report["policies"], options.out), soft_wrap=True)

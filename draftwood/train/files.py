@@ -1,0 +1,59 @@
+"""Files that are whole or absent, and the sentences for folders that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwood.errors import BadInput
+
+GIGABYTE = 1e9
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, atomically: a kill or a power cut leaves the old one or the new one."""
+    scratch = path.with_name(path.name + ".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, dict(metadata))
+    with scratch.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, atomically."""
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def make_folder(folder: Path, flag: str) -> None:
+    """Make `folder` if needed. Raises BadInput, naming the flag, if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"{flag} {folder}: nothing can be written there ({error.strerror}); name another.") from None
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk of a folder, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def check_disk(folder: Path, needed: float, flag: str, what: str) -> None:
+    """Raises BadInput before hours are spent if `needed` bytes do not fit."""
+    free = free_bytes(folder)
+    if needed > free:
+        raise BadInput(
+            f"{flag} {folder}: {what} needs about {needed / GIGABYTE:.2g} GB and {free / GIGABYTE:.2g} GB are free "
+            "there; free space or name another folder."
+        )

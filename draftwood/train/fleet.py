@@ -1,0 +1,60 @@
+"""Several processes as one: what `accelerate launch` started, or this process alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.train.loss import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """This process's place among all that train the same drafter."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device | None = None  # of this process; None: any
+
+    @classmethod
+    def join(cls) -> Fleet:
+        """What accelerate tells; alone without it, or where it started one process only."""
+        if importlib.util.find_spec("accelerate") is None:
+            return cls()
+        from accelerate import PartialState
+
+        state: Any = PartialState()
+        return cls(state.process_index, state.num_processes, state.device) if state.num_processes > 1 else cls()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Added up over all processes, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """A parameter that no part of this process touched counts as zero."""
+        if self.size == 1:
+            return
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.sum(parameter.grad)
+
+    def sum_outcome(self, outcome: Outcome) -> Outcome:
+        return Outcome(self.sum(outcome.loss), self.sum(outcome.right), self.sum(outcome.total))
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process: all must stop at the same step."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)

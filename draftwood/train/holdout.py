@@ -1,0 +1,86 @@
+"""Tau on held-out texts while training: rounds as they would go at temperature 0, walked along the known text.
+
+The drafter drafts at every place of an answer in one forward; then each policy walks: draft, keep what the text
+confirms, go on behind it. No target forward is needed, and all policies share the drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood import registry
+from draftwood.accept import accept
+from draftwood.drafters.lattice import lattice_of
+from draftwood.target import Target
+from draftwood.train.attention import Layout
+from draftwood.train.blocks import make_blocks
+from draftwood.train.data import Text
+from draftwood.train.features import Features
+from draftwood.train.loss import Head
+from draftwood.train.model import TrainableDFlash
+from draftwood.tree import Lattice
+
+POLICIES = ("dflash", "ddtree:64")
+PLACES = 96  # of each text
+TEXTS = 32
+
+
+@torch.no_grad()
+def lattices(
+    model: TrainableDFlash, target: Target, head: Head, text: Text, features: Features, shown: int, width: int
+) -> list[Lattice]:
+    """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens."""
+    last = min(len(text.tokens) - 1 - shown, text.prompt + PLACES)
+    anchors = np.arange(text.prompt, last)
+    prefixes = np.full(len(anchors), shown)
+    config = model.config
+    blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, gamma=1.0)
+    hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device))
+    return [lattice_of(head.logits(h), width, head.tokens) for h in hidden[:, shown - 1 :]]
+
+
+def forward(model: TrainableDFlash, target: Target, tokens: np.ndarray, taps: list[Tensor], layout: Layout) -> Tensor:
+    """The module on block tokens `[M, B]`: final hidden states `[M, B - 1, hidden]`."""
+    ids = torch.from_numpy(tokens).to(target.device)
+    embedded = target.embed(ids.flatten()).detach().to(model.norm.weight.dtype)
+    hidden: Tensor = model(embedded, taps, layout)
+    return hidden
+
+
+def walk(drafts: Sequence[Lattice], text: Text, shown: int, policy: str) -> list[int]:
+    """Tokens emitted by each round of a policy of fixed width, while there are drafts."""
+    rule, emitted, place = registry.policy(policy), [], 0
+    answer = text.tokens[text.prompt + shown - 1 :].tolist()  # answer[0] is the first root
+    while place < len(drafts):
+        tree = rule.grow(drafts[place], answer[place])
+
+        def truth(_node: int, path: Sequence[int], at: int = place + 1) -> int:
+            return answer[at + len(path)] if at + len(path) < len(answer) else -1
+
+        emitted.append(len(accept(tree, truth).tokens))
+        place += emitted[-1]
+    return emitted
+
+
+def held_out_tau(
+    model: TrainableDFlash,
+    target: Target,
+    head: Head,
+    texts: Sequence[Text],
+    features: Callable[[int], Features],
+    shown: int = 1,
+) -> Mapping[str, float]:
+    """Mean tokens of a round, bonus included, for each policy; empty without texts."""
+    width = max(registry.policy(p).width for p in POLICIES)
+    emitted: dict[str, list[int]] = {policy: [] for policy in POLICIES}
+    for i, text in enumerate(texts):
+        if len(text.tokens) - text.prompt <= shown + 1:
+            continue
+        drafts = lattices(model, target, head, text, features(i), shown, width)
+        for policy, rounds in emitted.items():
+            rounds += walk(drafts, text, shown, policy)
+    return {policy: float(np.mean(rounds)) for policy, rounds in emitted.items() if rounds}

@@ -1,0 +1,125 @@
+"""What the target is asked to write: prompts in its chat template, in every temperature, and prompts of its own.
+
+Jobs are numbered, and a number says everything about its job, so that a run that was cut off goes on with the
+numbers that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftwood.bench.prompts import Prompt, load_prompts
+from draftwood.errors import BadInput
+
+SELF = "self"
+THINKING = ("default", "on", "off")
+MARK = "\x02user-turn\x02"  # stands for what the user says while the template is taken apart
+SELF_TEMPERATURE = 1.0
+SELF_TOKENS = 160  # longest prompt that the target writes for itself
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One text to write: the tokens it begins with, and how it goes on."""
+
+    number: int
+    tokens: tuple[int, ...]
+    temperature: float
+    source: str
+    writes_prompt: bool = False  # the target first writes the user's turn itself
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A chat template around one user turn, as token ids."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]  # ends with what makes the assistant begin
+
+    def answer_to(self, turn: Sequence[int]) -> tuple[int, ...]:
+        return (*self.before, *turn, *self.after)
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> list[int]:
+    """A user's message as the chat template puts it before the target."""
+    return list(tokenizer(rendered(tokenizer, text, thinking), add_special_tokens=False).input_ids)
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> str:
+    """Raises BadInput without a template, or for a thinking switch that it does not have."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise BadInput(
+            "The target has no chat template, so there is no user's turn to answer; name an instruction-tuned "
+            "target, or give --raw to have prompts continued as they stand."
+        )
+    if thinking not in THINKING:
+        raise BadInput(f"--thinking is {thinking!r}; expected one of {', '.join(THINKING)}.")
+    if thinking != "default" and "enable_thinking" not in str(template):
+        raise BadInput(f"--thinking {thinking}: the target's chat template has no such switch; leave it out.")
+    switch: dict[str, Any] = {} if thinking == "default" else {"enable_thinking": thinking == "on"}
+    message = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **switch))
+
+
+def user_template(tokenizer: PreTrainedTokenizerBase, thinking: str) -> Template:
+    """What stands before and behind a user's turn."""
+    before, found, after = rendered(tokenizer, MARK, thinking).partition(MARK)
+    if not found:
+        raise BadInput("--prompts self: the target's chat template does not show the user's text as it is.")
+    ids = [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in (before, after)]
+    return Template(*ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jobs:
+    """All jobs in order: pass after pass over the prompts, each time at the next temperature."""
+
+    prompts: tuple[tuple[str, tuple[int, ...]], ...]  # source and token ids
+    temperatures: tuple[float, ...]
+    template: Template | None  # for prompts of its own; None: there are none
+
+    def __iter__(self) -> Iterator[Job]:
+        """Endless while something new can come: at temperature 0 the same prompt gives the same answer."""
+        size, heats = len(self.prompts), len(self.temperatures)
+        own = [source == SELF for source, _ in self.prompts]
+        number = 0
+        while True:
+            turn = number // size
+            if turn >= heats and not any(own) and not any(self.temperatures):
+                return
+            for at, (source, ids) in enumerate(self.prompts):
+                heat = self.temperatures[(at + turn) % heats]
+                if own[at] or heat > 0 or turn < heats:
+                    yield Job(number, ids, heat, source, own[at])
+                number += 1
+
+
+def make_jobs(
+    sources: Sequence[str],
+    temperatures: Sequence[float],
+    tokenizer: PreTrainedTokenizerBase,
+    thinking: str = "default",
+    raw: bool = False,
+    limit: int | None = None,
+) -> Jobs:
+    """Jobs of prompt files, data sets by name, and `self`: half of all prompts if there are others."""
+    named = [source for source in sources if source != SELF]
+    prompts: list[Prompt] = load_prompts(named, limit) if named or not sources else []
+    encode = tokenizer if raw else None
+    ids = [
+        (p.dataset, tuple(encode(p.turns[0]).input_ids if encode else chat_ids(tokenizer, p.turns[0], thinking)))
+        for p in prompts
+    ]
+    if SELF not in sources:
+        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None)
+    if raw:
+        raise BadInput("--prompts self needs the chat template that --raw leaves out; give one of the two.")
+    template = user_template(tokenizer, thinking)
+    own = [(SELF, template.before)] * max(1, len(ids))
+    mixed = [pair for both in zip(ids, own, strict=False) for pair in both] or own
+    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template)

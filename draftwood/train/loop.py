@@ -1,0 +1,218 @@
+"""The training loop: draw blocks, run them, step; save, evaluate and export on the way.
+
+Everything that a step does follows from the recipe, the data and the step's number, so a run that was killed
+and resumed is the same run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood.errors import BadInput
+from draftwood.target import Target
+from draftwood.train.attention import Layout
+from draftwood.train.blocks import OBJECTIVES, Blocks, draw_anchors, make_blocks
+from draftwood.train.data import Identity, Text
+from draftwood.train.features import Features
+from draftwood.train.fleet import Fleet
+from draftwood.train.holdout import TEXTS, forward, held_out_tau
+from draftwood.train.loss import Head, Outcome, Teacher, backpropagate
+from draftwood.train.recipe import Recipe
+from draftwood.train.state import Trainee, export, load_state, save_state, state_path
+
+Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What a run works with and does not change."""
+
+    recipe: Recipe
+    config: dict[str, Any]  # the drafter's config.json
+    target: Target
+    head: Head
+    texts: Sequence[Text]
+    held_out: Sequence[Text]
+    features: Callable[[int], Features]  # of the texts, then of the held-out ones
+    out: Path
+    fleet: Fleet
+
+    @cached_property
+    def origin(self) -> dict[str, str]:
+        """Marks of the target and the texts, by which a run is known again."""
+        mark = zlib.crc32(b"".join(text.tokens.tobytes() for text in self.texts))
+        return {"target": Identity.of(self.target).fingerprint, "data": f"{len(self.texts)} texts, {mark:08x}"}
+
+    @property
+    def steps(self) -> int:
+        return self.recipe.total_steps(len(self.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step says."""
+
+    step: int
+    loss: float
+    accuracy: list[float]  # of positions 1 … B - 1
+    rate: float
+    norm: float  # of the gradient, before clipping
+    seconds: float
+    predicted: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told of what happens."""
+
+    step: Callable[[Progress], None] = lambda progress: None
+    tau: Callable[[int, Mapping[str, float]], None] = lambda step, tau: None
+    begin: Callable[[int], None] = lambda step: None  # the step that the run goes on from
+    stop: Callable[[], bool] = lambda: False  # asked before every step
+
+
+def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
+    """Train to the end, or until `watcher.stop`; resumes what `course.out` holds. Whether it came to the end.
+
+    Raises BadInput if the loss stops being a number; the state before that step is saved then.
+    """
+    load_state(course.out, trainee, course.recipe, course.origin)
+    watcher.begin(trainee.step)
+    saved_at = time.monotonic()
+    while trainee.step < course.steps:
+        if course.fleet.any(watcher.stop()):
+            _save(course, trainee)
+            return False
+        try:
+            watcher.step(train_step(course, trainee))
+        except ArithmeticError as error:
+            _save(course, trainee)
+            raise BadInput(
+                f"Training stopped at step {trainee.step}: {error}. The weights before that step are in "
+                f"{state_path(course.out)}; run the command again with a lower --lr to go on from there."
+            ) from None
+        done = trainee.step == course.steps
+        if done or trainee.step % course.recipe.eval_every == 0:
+            _evaluate(course, trainee, watcher)
+        if course.fleet.any(done or time.monotonic() - saved_at > 60 * course.recipe.save_minutes):
+            _save(course, trainee)
+            saved_at = time.monotonic()
+    return True
+
+
+def train_step(course: Course, trainee: Trainee) -> Progress:
+    """One optimizer step over all parts. ArithmeticError, and nothing changed, if it is not finite."""
+    began = time.perf_counter()
+    parts = list(plan_step(course, trainee.step))
+    device = course.target.device
+    weight = course.fleet.sum(torch.tensor(float(sum(p[1].weights.sum() for p in parts)), device=device))
+    trainee.optimizer.zero_grad(set_to_none=True)
+    outcome = _nothing(course)
+    for part in parts:
+        outcome = outcome + run_part(course, trainee, part, 1 / float(weight))
+    outcome = course.fleet.sum_outcome(outcome)
+    course.fleet.sum_gradients(trainee.model)
+    norm = float(torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), course.recipe.clip))
+    loss = float(outcome.loss / weight)
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        raise ArithmeticError(f"the loss is {loss} and its gradient's norm {norm}")
+    rate = course.recipe.rate(trainee.step, course.steps)
+    for group in trainee.optimizer.param_groups:
+        group["lr"] = rate
+    trainee.optimizer.step()
+    trainee.step += 1
+    accuracy = (outcome.right / outcome.total.clamp_min(1)).tolist()
+    predicted = int(outcome.total.sum())
+    return Progress(trainee.step, loss, accuracy, rate, norm, time.perf_counter() - began, predicted)
+
+
+def plan_step(course: Course, step: int) -> Iterator[Part]:
+    """This process's share of a step's texts, in parts of one forward each, with freshly drawn blocks."""
+    recipe, config = course.recipe, course.config
+    mask = config["dflash_config"]["mask_token_id"]
+    mine = recipe.batch(step, len(course.texts))[course.fleet.rank :: course.fleet.size]
+    size = recipe.micro_batch or max(1, len(mine))
+    for at in range(0, len(mine), size):
+        anchors, shown = [], []
+        for epoch, index in mine[at : at + size]:
+            rng = recipe.anchor_rng(epoch, index)
+            anchors.append(draw_anchors(rng, course.texts[index], recipe.anchors))
+            shown.append(OBJECTIVES[recipe.objective](rng, len(anchors[-1]), recipe.block_size))
+        indices = [index for _, index in mine[at : at + size]]
+        texts = [course.texts[index] for index in indices]
+        yield indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay)
+
+
+def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outcome:
+    """Forward and backward of one part; gradients add up in the drafter."""
+    indices, blocks = part
+    device = course.target.device
+    features = [course.features(index) for index in indices]
+    with autocast(course):
+        layout = Layout.of(blocks, device)
+        hidden = forward(trainee.model, course.target, blocks.tokens, [f.taps for f in features], layout)
+    labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
+    teacher = teacher_of(blocks, features) if course.recipe.soft else None
+    return backpropagate(hidden, course.head, labels, weights, scale, teacher, course.recipe.soft)
+
+
+def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:
+    """The target's expectation at every predicted position, `[M * (B - 1), K]`: that behind the token before it."""
+    last = np.repeat(blocks.lengths, blocks.counts)[:, None] - 1
+    first = np.repeat(np.cumsum([0, *blocks.lengths[:-1]]), blocks.counts)[:, None]
+    places = first + np.minimum(blocks.anchors[:, None] + np.arange(blocks.labels.shape[1]), last)
+    teachers = [f.teacher for f in features if f.teacher is not None]
+    whole = Teacher(torch.cat([t.tokens for t in teachers]), torch.cat([t.probs for t in teachers]))
+    return whole[torch.from_numpy(places.ravel()).to(whole.tokens.device)]
+
+
+@contextmanager
+def autocast(course: Course) -> Iterator[None]:
+    """Products in bf16 if the recipe wants them."""
+    with torch.autocast(course.target.device.type, torch.bfloat16, enabled=course.recipe.autocast):
+        yield
+
+
+def _nothing(course: Course) -> Outcome:
+    device, positions = course.target.device, course.recipe.block_size - 1
+    return Outcome(torch.zeros((), device=device), *(torch.zeros(positions, device=device) for _ in range(2)))
+
+
+def _save(course: Course, trainee: Trainee) -> None:
+    """The state; and the drafter, if no evaluation has exported one yet."""
+    if course.fleet.leads:
+        save_state(course.out, trainee, course.recipe, course.origin)
+        if not trainee.best:
+            export(course.out, trainee.model, course.config, course.head.tokens)
+
+
+def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
+    """Tau on held-out texts; the drafter is exported whenever it is the best so far, or if nothing is held out."""
+    if not course.fleet.leads:
+        return
+    shown = 1 if course.recipe.objective == "dflash" else 2
+    with autocast(course):
+        tau = held_out_tau(
+            trainee.model,
+            course.target,
+            course.head,
+            course.held_out[:TEXTS],
+            lambda i: course.features(len(course.texts) + i),
+            shown,
+        )
+    watcher.tau(trainee.step, tau)
+    score = next(iter(tau.values()), math.inf)
+    if score >= trainee.best:
+        trainee.best = score if tau else 0.0
+        export(course.out, trainee.model, course.config, course.head.tokens)

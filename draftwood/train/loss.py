@@ -1,0 +1,106 @@
+"""The loss over a trimmed head: cross-entropy by position weight, with the target's own doubts if wanted.
+
+The head is frozen, so the loss needs gradients of the hidden states only. It goes through them in chunks and
+hands back their gradient, and the logits of a whole step never exist at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwood.target import Target
+
+CHUNK = 512  # predicted tokens whose logits exist at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The target's head for the tokens that may be drafted."""
+
+    weight: Tensor  # [K, hidden]
+    bias: Tensor | None  # [K]
+    tokens: Tensor | None  # [K] their ids; None: all
+    rows: Tensor  # [V] the row of each token id; -1: it has none
+    finish: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, target: Target, tokens: Tensor | None) -> Head:
+        """Of all tokens, or of these."""
+        rows = torch.arange(target.vocab_size, device=target.device)
+        if tokens is not None:
+            tokens = tokens.to(target.device)
+            rows = torch.full_like(rows, -1).index_copy(0, tokens, torch.arange(len(tokens), device=target.device))
+        return cls(*target.head_rows(tokens), tokens, rows, target.finish)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[N, K]` in at least float32."""
+        logits = self.finish(F.linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Teacher:
+    """The target's likeliest next tokens behind every place of a text, for soft labels."""
+
+    tokens: Tensor  # [N, K] ids
+    probs: Tensor  # [N, K]
+
+    def __getitem__(self, places: Tensor) -> Teacher:
+        return Teacher(self.tokens[places], self.probs[places])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a step's predictions were worth: sums, which add up over parts and processes."""
+
+    loss: Tensor  # scalar, weighted
+    right: Tensor  # [B - 1] predictions that are the text's own token
+    total: Tensor  # [B - 1] predictions
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.loss + other.loss, self.right + other.right, self.total + other.total)
+
+
+def backpropagate(
+    hidden: Tensor, head: Head, labels: Tensor, weights: Tensor, scale: float, teacher: Teacher | None, soft: float
+) -> Outcome:
+    """Add the gradient of `scale` times the summed loss to everything that `hidden` `[M, B - 1, h]` depends on.
+
+    `labels` and `weights` `[M, B - 1]`; `teacher` has a row for each of them in order, and counts with the share
+    `soft` of the loss. A label without a row in the head is no loss, but a wrong prediction.
+    """
+    leaf = hidden.detach().flatten(0, 1).requires_grad_()
+    rows, weight = head.rows[labels.flatten()], weights.flatten()
+    chosen = weight.nonzero()[:, 0]
+    right = torch.zeros(len(leaf), device=leaf.device)
+    total_loss = torch.zeros((), device=leaf.device)
+    for part in chosen.split(CHUNK):
+        logits = head.logits(leaf[part])
+        losses = hard_loss(logits, rows[part])
+        if teacher is not None and soft > 0:
+            losses = (1 - soft) * losses + soft * soft_loss(logits, head, teacher[part])
+        loss = (losses * weight[part]).sum()
+        (loss * scale).backward()
+        total_loss += loss.detach()
+        right[part] = (logits.argmax(-1) == rows[part]).to(right)
+    if leaf.grad is not None:
+        hidden.backward(leaf.grad.view_as(hidden))
+    return Outcome(total_loss, right.view(labels.shape).sum(0), (weights > 0).sum(0).to(right))
+
+
+def hard_loss(logits: Tensor, rows: Tensor) -> Tensor:
+    """`[N]` cross-entropy with the text's own tokens; 0 where the head has no row (-1) for one."""
+    return F.cross_entropy(logits, rows, ignore_index=-1, reduction="none")
+
+
+def soft_loss(logits: Tensor, head: Head, teacher: Teacher) -> Tensor:
+    """`[N]` cross-entropy with the target's distribution over its likeliest tokens that the head has."""
+    rows = head.rows[teacher.tokens]
+    probs = torch.where(rows >= 0, teacher.probs.to(logits), 0.0)
+    probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-6)
+    return -(probs * logits.log_softmax(-1).gather(-1, rows.clamp_min(0))).sum(-1)

@@ -1,0 +1,185 @@
+"""What a training run is: every number that shapes it, and the drafter's shape that follows from the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from draftwood.drafters.dflash_config import ARCHITECTURE
+from draftwood.errors import BadInput, nearest
+from draftwood.target import Target
+from draftwood.train.blocks import OBJECTIVES
+from draftwood.train.data import Text
+
+FREE = ("lr", "save_minutes", "eval_every", "cache_gb")  # what a resumed run may change
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The defaults are the DFlash paper's (arXiv 2602.06036), but for one machine instead of eight GPUs."""
+
+    objective: str = "dflash"
+    layers: int = 3
+    block_size: int = 16
+    taps: int = 5  # target layers it reads
+    init: str = "target"  # target, random or a checkpoint
+    head_tokens: str = "auto"  # auto, all or how many tokens may be drafted
+    mask_token: int | None = None  # None: one that the texts do not use
+    epochs: float = 6.0
+    steps: int | None = None  # instead of epochs
+    batch_size: int = 8  # texts of a step, over all processes
+    micro_batch: int | None = None  # texts of one forward; None: all of a step's
+    anchors: int = 64  # blocks of a text, drawn anew in every epoch
+    max_length: int = 3072
+    lr: float = 6e-4
+    warmup: float = 0.04  # share of the steps
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    gamma: float | None = None  # None: the paper's for this block size
+    soft: float = 0.0  # share of the loss that follows the target's own distribution
+    autocast: bool = True  # products in bf16
+    holdout: float = 0.02  # share of the prompts
+    seed: int = 0
+    save_minutes: float = 5.0
+    eval_every: int = 500  # steps
+    cache_gb: float | None = None  # of target features on disk; None: half of what is free, at most 20
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise BadInput(
+                f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}."
+                f"{nearest(self.objective, OBJECTIVES)}"
+            )
+        if self.head_tokens not in ("auto", "all") and not (self.head_tokens.isdigit() and int(self.head_tokens)):
+            raise BadInput(f"--head-tokens is {self.head_tokens!r}; expected auto, all or a number of tokens.")
+        for name, least in (("layers", 1), ("block_size", 2), ("taps", 1), ("batch_size", 1), ("anchors", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be {least} or more.")
+        for name, low, high in (
+            ("epochs", 0, math.inf), ("lr", 0, 1), ("soft", -1e-9, 1 + 1e-9), ("holdout", -1e-9, 0.9),
+        ):  # fmt: skip
+            if not low < getattr(self, name) < high:
+                raise BadInput(f"--{name} is {getattr(self, name)}, which is out of its range.")
+
+    @property
+    def decay(self) -> float:
+        """The paper's 7, 5 and 4 for blocks of 16, 10 and 8, up to rounding."""
+        return self.gamma or 1 + 3 * self.block_size / 8
+
+    def total_steps(self, texts: int) -> int:
+        return self.steps or max(1, round(self.epochs * texts / self.batch_size))
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate: linear warm-up, then a cosine down to a tenth."""
+        warmup = max(1, round(self.warmup * steps))
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        part = (step - warmup) / max(1, steps - warmup)
+        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * part)))
+
+    def batch(self, step: int, texts: int) -> list[tuple[int, int]]:
+        """(epoch, text) pairs of a step. A function of the step alone, so a resumed run needs no position."""
+        places = range(step * self.batch_size, (step + 1) * self.batch_size)
+        orders = {at // texts: np.random.default_rng([self.seed, at // texts]).permutation(texts) for at in places}
+        return [(at // texts, int(orders[at // texts][at % texts])) for at in places]
+
+    def anchor_rng(self, epoch: int, text: int) -> np.random.Generator:
+        """What anchors and prefixes of a text are drawn from in an epoch."""
+        return np.random.default_rng([self.seed, epoch, text])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def check_same(self, found: dict[str, Any], where: str) -> None:
+        """Refuse to resume a run of another recipe, naming the first difference."""
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), found.get(field.name)
+            if field.name not in FREE and ours != theirs:
+                raise BadInput(
+                    f"{where} holds a run with --{field.name.replace('_', '-')} {theirs}, and {ours} was asked for; "
+                    "repeat its flags to resume it, or name another --out."
+                )
+
+
+def drafter_config(recipe: Recipe, target: Target, mask_token: int) -> dict[str, Any]:
+    """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers."""
+    theirs = target.config
+    heads = theirs.num_attention_heads
+    rope = dict(getattr(theirs, "rope_parameters", None) or {})
+    theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
+    rope.pop("partial_rotary_factor", None)
+    plain = rope.get("rope_type", "default") == "default"
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "block_size": recipe.block_size,
+        "dflash_config": {
+            "mask_token_id": mask_token,
+            "target_layer_ids": tap_layers(target.num_layers, recipe.taps),
+            "objective": recipe.objective,
+        },
+        "num_target_layers": target.num_layers,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": getattr(theirs, "intermediate_size", None) or 4 * target.hidden_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(theirs, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(theirs, "head_dim", None) or target.hidden_size // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": getattr(theirs, "rms_norm_eps", None) or 1e-6,
+        "rope_theta": theta,
+        "rope_scaling": None if plain else rope,
+        "vocab_size": target.vocab_size,
+        "tie_word_embeddings": bool(getattr(theirs, "tie_word_embeddings", False)),
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": min(target.context_limit, 2**20),
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": recipe.layers,
+        "layer_types": ["full_attention"] * recipe.layers,
+        "dtype": "bfloat16",
+        "bos_token_id": getattr(theirs, "bos_token_id", None),
+        "eos_token_id": sorted(target.stop_ids) or None,
+    }
+
+
+def tap_layers(layers: int, count: int) -> list[int]:
+    """Spread evenly from the second layer to the third last, as in DFlash."""
+    if count == 1:
+        return [layers // 2]
+    spread = np.linspace(min(1, layers - 1), max(layers - 3, 0), count)
+    return sorted({round(float(layer)) for layer in spread})
+
+
+def choose_mask_token(
+    wanted: int | None, target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text]
+) -> int:
+    """A token with an embedding that no text uses: behind the tokenizer's own, else a special one, else any.
+
+    Raises BadInput for a token that is outside of the vocabulary or ends texts, or if all are in use.
+    """
+    taboo = target.stop_ids | {t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id) if t is not None}
+    if wanted is not None:
+        if not 0 <= wanted < target.vocab_size or wanted in taboo:
+            raise BadInput(
+                f"--mask-token {wanted} cannot be used: it must be an id below {target.vocab_size} that neither pads "
+                "nor ends a text."
+            )
+        return wanted
+    used = set(np.unique(np.concatenate([t.tokens for t in texts])).tolist()) | taboo
+    beyond = range(len(tokenizer), target.vocab_size)
+    special = [
+        t for t in sorted(tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder)) if t < target.vocab_size
+    ]
+    for candidate in (*beyond, *reversed(special), *reversed(range(target.vocab_size))):
+        if candidate not in used:
+            return candidate
+    raise BadInput("The texts use every token of the vocabulary; name one with --mask-token.")

@@ -1,0 +1,179 @@
+"""Many texts at once, one token each per forward: the target's plain decoding for throughput.
+
+Keys and values lie in pages of 64 slots that belong to one text each. One product takes the scores of all
+pages, one their values, and a text's pages meet in its softmax: the cache is read once, without padding and
+without a loop over texts. Targets that the lean path declines go through their own modules, text by text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.cache import KVCache
+from draftwood.lean import Lean
+from draftwood.target import Target
+from draftwood.tree import root_only
+
+PAGE = 64  # slots
+CHUNK = 512  # tokens of a prompt that run at once
+
+
+class Rows(Protocol):
+    """Texts being written, each in a row of its own."""
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """Begin a text in a free row: logits `[V]` behind its prompt."""
+        ...
+
+    def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Append one token to each of these rows: logits `[len(rows), V]` behind them."""
+        ...
+
+    def free(self, row: int) -> None:
+        """Forget a row's text."""
+        ...
+
+
+def open_rows(target: Target, rows: int, capacity: int) -> Rows:
+    """Room for `rows` texts of at most `capacity` tokens, in the fastest way that the target allows."""
+    target.tap(())
+    return PagedRows(target, rows, capacity) if isinstance(target.path, Lean) else PlainRows(target, rows, capacity)
+
+
+class PlainRows:
+    """Any target: one flattened forward, attention text by text."""
+
+    def __init__(self, target: Target, rows: int, capacity: int) -> None:
+        self._target, self._cache = target, target.new_cache(capacity, rows)
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
+        return prefill(self._target, self._cache, row, tokens)
+
+    def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        plan = self._target.plan([root_only(token) for token in tokens], self._cache, rows)
+        logits = self._target.verify(plan, self._cache).logits
+        for row in rows:
+            self._cache.advance(row, 1)
+        return logits
+
+    def free(self, row: int) -> None:
+        self._cache.rewind(row, 0)
+
+
+class PagedRows:
+    """Targets on the lean path: all texts in two products a layer."""
+
+    def __init__(self, target: Target, rows: int, capacity: int) -> None:
+        assert isinstance(target.path, Lean)
+        self._target, self._path = target, target.path
+        shape = target.path.shape
+        per_row = -(-capacity // PAGE)
+        size = (target.num_layers, rows * per_row, shape.kv_heads, PAGE, shape.head_dim)
+        # Zeros, not garbage: a slot that holds nothing is multiplied by 0, and 0 times NaN would be NaN.
+        self._keys, self._values = (torch.zeros(size, dtype=target.dtype, device=target.device) for _ in range(2))
+        self._scratch = target.new_cache(capacity)
+        self._path.rotary.reserve(capacity)
+        self._pages: list[list[int]] = [[] for _ in range(rows)]
+        self._lengths = np.zeros(rows, np.int64)
+        self._owner = np.full(rows * per_row, -1)  # row of each page
+        self._first = np.zeros(rows * per_row, np.int64)  # place in its text of each page's first slot
+
+    @torch.inference_mode()
+    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
+        self._scratch.rewind(0, 0)
+        logits = prefill(self._target, self._scratch, 0, tokens)
+        while len(self._pages[row]) * PAGE < len(tokens):
+            self._add_page(row)
+        pages = torch.tensor(self._pages[row], device=self._keys.device)
+        for i, layer in enumerate(self._scratch.layers):
+            for store, states in ((self._keys, layer.keys), (self._values, layer.values)):
+                assert states is not None
+                spread = states.new_zeros(states.shape[1], len(pages) * PAGE, states.shape[3])
+                spread[:, : len(tokens)] = states[0, :, : len(tokens)]
+                store[i, pages] = spread.unflatten(1, (-1, PAGE)).transpose(0, 1)
+        self._lengths[row] = len(tokens)
+        return logits
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        for row in rows:
+            if self._lengths[row] == len(self._pages[row]) * PAGE:
+                self._add_page(row)
+        device = self._keys.device
+        lengths = self._lengths[list(rows)]
+        places = torch.from_numpy(lengths).to(device)
+        pages = torch.tensor([self._pages[r][n // PAGE] for r, n in zip(rows, lengths, strict=True)], device=device)
+        attend = partial(self._attend, *self._visible(rows), pages, places % PAGE)
+        logits = self._path.forward(torch.tensor(list(tokens), device=device), places, attend).logits
+        self._lengths[list(rows)] += 1
+        return logits
+
+    def free(self, row: int) -> None:
+        self._owner[self._pages[row]] = -1
+        self._pages[row], self._lengths[row] = [], 0
+
+    def _add_page(self, row: int) -> None:
+        """The first free page, so that those in use stay together."""
+        page = int(np.flatnonzero(self._owner < 0)[0])
+        self._owner[page], self._first[page] = row, len(self._pages[row]) * PAGE
+        self._pages[row].append(page)
+
+    def _visible(self, rows: Sequence[int]) -> tuple[Tensor, dict[int | None, Tensor]]:
+        """For the pages up to the last one used: place of the owner in `rows` (a place behind them for others'),
+        and additive masks `[pages, 1, 1, PAGE]` by window. The token that is about to be written is visible."""
+        used = 1 + int(np.flatnonzero(self._owner >= 0)[-1])
+        place = np.full(len(self._lengths) + 1, len(rows))
+        place[list(rows)] = np.arange(len(rows))
+        owner, device = self._owner[:used], self._keys.device
+        newest = np.append(self._lengths, -1)[owner][:, None]
+        slot = self._first[:used, None] + np.arange(PAGE)
+        masks = {}
+        for window in set(self._path.windows):
+            seen = (slot <= newest) & (window is None or newest - slot < window)
+            mask = torch.zeros(seen.shape, dtype=self._keys.dtype)
+            # Finite: a page without a visible slot gets a mass of 0, not of NaN.
+            mask.masked_fill_(torch.from_numpy(~seen), torch.finfo(mask.dtype).min / 2)
+            masks[window] = mask[:, None, None].to(device)
+        return torch.from_numpy(place[owner]).to(device), masks
+
+    def _attend(
+        self,
+        owner: Tensor,
+        masks: dict[int | None, Tensor],
+        pages: Tensor,
+        slots: Tensor,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> Tensor:
+        """`[B, H * D]`. Each page has a softmax of its own; a text's pages are then weighed by their masses."""
+        keys, values = self._keys[layer], self._values[layer]
+        keys[pages, :, slots], values[pages, :, slots] = k, v
+        rows, heads, used = len(q), keys.shape[1], len(owner)
+        q = torch.cat([q * self._path.scale, q[:1]]).unflatten(1, (heads, -1))[owner]  # [pages, G, R, D]
+        scores = torch.bmm(q.flatten(0, 1), keys[:used].flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], PAGE)
+        scores += masks[self._path.windows[layer]]
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        share = scores.softmax(-1, dtype=wide)  # within the page
+        log_mass = scores.amax(-1).to(wide) - share.amax(-1).log()
+        weighted = torch.bmm(share.to(values.dtype).flatten(0, 1), values[:used].flatten(0, 1)).view(q.shape)
+        best = log_mass.new_full((rows + 1, *q.shape[1:3]), -torch.inf)
+        best = best.scatter_reduce(0, owner[:, None, None].expand(log_mass.shape), log_mass, "amax")
+        mass = (log_mass - best[owner]).exp()
+        total = torch.zeros_like(best).index_add(0, owner, mass)
+        summed = best.new_zeros(rows + 1, *q.shape[1:]).index_add(0, owner, weighted * mass[..., None])
+        return (summed / total[..., None])[:rows].flatten(1).to(v.dtype)
+
+
+def prefill(target: Target, cache: KVCache, row: int, tokens: Sequence[int]) -> Tensor:
+    """Commit a prompt to a row of a KV cache: logits `[V]` behind it."""
+    for at in range(0, len(tokens), CHUNK):
+        result = target.prefill(tokens[at : at + CHUNK], cache, row)
+    return result.logits[-1]

@@ -1,0 +1,134 @@
+"""`draftwood train`: from flags to a run, with everything that can be refused refused before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from draftwood.bench.environment import memory_bytes
+from draftwood.embedded import embedded_target
+from draftwood.errors import BadInput
+from draftwood.loading import load_target, load_tokenizer
+from draftwood.target import Target
+from draftwood.train.card import card, push
+from draftwood.train.data import Manifest, frequent_tokens, read_texts, split, usable
+from draftwood.train.features import CachedReader, Reader, default_limit
+from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder, write_text
+from draftwood.train.fleet import Fleet
+from draftwood.train.loop import Course, train
+from draftwood.train.loss import CHUNK, Head
+from draftwood.train.model import TrainableDFlash
+from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
+from draftwood.train.show import Show, bar, save_curves
+from draftwood.train.start import start
+from draftwood.train.state import Trainee
+from draftwood.train.stopping import stop_flag
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """The flags of the command beside the recipe."""
+
+    data: Path
+    out: Path
+    target: str | None = None  # None: the embedded one
+    dtype: str = "auto"
+    device: str = "auto"
+    features: Path | None = None  # where target features are cached; None: beside the data
+    push_to_hub: str | None = None  # a Hub repository
+
+
+def run_training(options: TrainOptions, recipe: Recipe) -> bool:
+    """Train, or resume, and leave a drafter in `options.out`. Whether it came to the end.
+
+    Raises BadInput or BadModel for whatever cannot be used, before any work where that can be known.
+    """
+    make_folder(options.out, "--out")
+    fleet = Fleet.join()
+    device = options.device if fleet.device is None else str(fleet.device)
+    target = load_target(options.target or str(embedded_target()), options.dtype, device)
+    course = prepare(options, recipe, target, fleet)
+    model = start(course.config, recipe.init, target, recipe.seed)
+    check_room(course, model)
+    trainee = Trainee.of(model, recipe)
+    notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
+    notes.print(describe(course, model), soft_wrap=True)
+    with stop_flag() as stop, bar(course.steps, "training", fleet.leads) as update:
+        show = Show(options.out, update, stop)
+        finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
+    if fleet.leads:
+        write_text(options.out / "README.md", card(course, options.data, trainee.step))
+        notes.print(save_curves(options.out), soft_wrap=True)
+        notes.print(closing(options.out, trainee.step, course.steps), soft_wrap=True)
+        if finished and options.push_to_hub:
+            push(options.out, options.push_to_hub)
+    return finished
+
+
+def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
+    """Data read and divided, the drafter's config and head decided, the feature cache opened."""
+    tokenizer = load_tokenizer(target.name)
+    texts = usable(read_texts(options.data, target), min(recipe.max_length, target.context_limit))
+    if not texts:
+        raise BadInput(f"--data {options.data}: no text has an answer of two tokens or more.")
+    seen, held_out = split(texts, recipe.holdout)
+    if not seen:
+        raise BadInput(f"--holdout {recipe.holdout} leaves no text to train on; lower it or make more data.")
+    mask = choose_mask_token(recipe.mask_token, target, tokenizer, texts)
+    config = drafter_config(recipe, target, mask)
+    manifest = Manifest.load(options.data)
+    config["dflash_config"]["thinking"] = manifest.thinking if manifest else "default"
+    kept = frequent_tokens(seen, target.vocab_size, recipe.head_tokens)
+    head = Head.of(target, None if kept is None else torch.from_numpy(kept))
+    reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
+    folder = options.features or options.data / "features"
+    limit = default_limit(free_bytes(folder)) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
+    features = CachedReader(reader, [*seen, *held_out], folder, limit)
+    return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet)
+
+
+def check_room(course: Course, model: TrainableDFlash) -> None:
+    """Refuse a run whose state does not fit on the disk, or whose step does not fit in memory."""
+    parameters = sum(p.numel() for p in model.parameters())
+    check_disk(course.out, 2 * 12 * parameters + 2 * parameters, "--out", "the state of the run")
+    device = course.target.device
+    have = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
+    needed = 16 * parameters + course.target.weight_bytes + step_bytes(course)
+    if have is not None and needed > have:
+        raise BadInput(
+            f"A step needs about {needed / GIGABYTE:.3g} GB of memory and this machine has {have / GIGABYTE:.3g}; "
+            "lower --micro-batch, --anchors or --max-length."
+        )
+
+
+def step_bytes(course: Course) -> float:
+    """Roughly what one forward keeps for its backward: activations, attention scores and a chunk of logits."""
+    recipe, config = course.recipe, course.config
+    texts = recipe.micro_batch or recipe.batch_size
+    longest = max(len(text.tokens) for text in course.texts)
+    tokens = texts * recipe.anchors * recipe.block_size
+    per_layer = 12 * config["hidden_size"] + 4 * config["intermediate_size"]
+    scores = 0 if course.target.device.type == "cuda" else 2 * config["num_attention_heads"] * longest
+    width = 2 if recipe.autocast else 4
+    return width * tokens * recipe.layers * (per_layer + scores) + 12.0 * CHUNK * len(course.head.weight)
+
+
+def describe(course: Course, model: TrainableDFlash) -> str:
+    """What is about to be trained, in one sentence."""
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    answers = sum(len(t.tokens) - t.prompt for t in course.texts)
+    head = len(course.head.weight)
+    return (
+        f"Training a {course.recipe.objective} drafter of {millions:.1f} M parameters ({course.recipe.layers} layers, "
+        f"blocks of {course.recipe.block_size}, {head} draft tokens) for {course.target.name} on {len(course.texts)} "
+        f"texts with {answers} answer tokens, {len(course.held_out)} texts held out, {course.steps} steps."
+    )
+
+
+def closing(out: Path, step: int, steps: int) -> str:
+    if step < steps:
+        return f"Stopped at step {step} of {steps}; the same command goes on from there. The drafter so far: {out}"
+    return f"Trained {steps} steps. Try it: draftwood generate --drafter {out}"

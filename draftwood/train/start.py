@@ -1,0 +1,100 @@
+"""Where a drafter's weights begin: the target's own last layers, a checkpoint, or random numbers.
+
+The target's layers already turn its features into next tokens. With `fc` the identity on the deepest tap, the
+drafter begins as the end of its target, which reads the layers' own kind of input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
+from draftwood.errors import BadModel
+from draftwood.lean import ARCHITECTURES
+from draftwood.packing import PackedLinear, PackedPart
+from draftwood.target import Target
+from draftwood.train.model import TrainableDFlash
+from draftwood.universal import decoder_layers
+
+
+def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> TrainableDFlash:
+    """A drafter of this config.json on the target's device, in float32.
+
+    `init` is `target` (falls back to random for parts whose shapes differ), `random`, or a folder or Hub name.
+    """
+    torch.manual_seed(seed)
+    shape = parse_config(config, "to be trained")
+    model = TrainableDFlash(shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, config["initializer_range"])
+    if init == "target":
+        copy_target(model, target)
+    elif init != "random":
+        model.load_state_dict(checkpoint_tensors(config, init, target), assign=True)
+    return model.to(target.device, torch.float32)
+
+
+@torch.no_grad()
+def copy_target(model: TrainableDFlash, target: Target) -> None:
+    """The target's last layers, as many as the drafter has, and `fc` as the identity on the deepest tap."""
+    hidden = model.config.hidden_size
+    model.fc.weight.zero_()
+    model.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+    if type(target.model).__name__ not in ARCHITECTURES:
+        return
+    sources = list(decoder_layers(target.model))[-len(model.layers) :]
+    for layer, source in zip(model.layers, sources, strict=False):
+        theirs = dict(source.named_modules())
+        for name, part in layer.named_modules():
+            weight = _weight(theirs.get(name))
+            if isinstance(part, (nn.Linear, nn.RMSNorm)) and weight is not None and weight.shape == part.weight.shape:
+                part.weight.copy_(weight)
+    norms = [_weight(dict(source.named_modules())["input_layernorm"]) for source in sources]
+    model.hidden_norm.weight.copy_(torch.stack([w.float() for w in norms if w is not None]).mean(0))
+    final = _weight(target.model.get_decoder().norm)
+    if final is not None:
+        model.norm.weight.copy_(final)
+
+
+def _weight(module: nn.Module | None) -> Tensor | None:
+    """A module's weight, row-major again where it was packed."""
+    if isinstance(module, PackedLinear):
+        return module.unpacked()
+    if isinstance(module, PackedPart):
+        return module.whole.unpacked()[module.start : module.stop]
+    weight = getattr(module, "weight", None)
+    return weight if isinstance(weight, Tensor) else None
+
+
+def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> dict[str, Tensor]:
+    """The weights of a drafter in DFlash's format. Raises BadModel if it is of another target or shape."""
+    folder = checkpoint_folder(name)
+    values = read_json(folder / "config.json")
+    found = parse_config(values, name)
+    check_fits(found, name, target)
+    differ = [field for field in DFlashConfig.__dataclass_fields__ if differs(field, found, parse_config(config, name))]
+    if differ:
+        raise BadModel(
+            f"--init {name} has another {differ[0]} than the drafter to be trained "
+            f"({json.dumps(getattr(found, differ[0]), default=str)}); give the flags of that checkpoint."
+        )
+    model = TrainableDFlash(found)
+    tensors = {k: v.float() for k, v in read_tensors(folder).items() if not k.endswith("inv_freq")}
+    missing = set(model.state_dict()) - set(tensors)
+    if missing:
+        raise BadModel(f"--init {name} lacks the tensor {sorted(missing)[0]}; fetch it again.")
+    return {key: tensors[key] for key in model.state_dict()}
+
+
+def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
+    """Whether two configs differ in what shapes the weights or their meaning."""
+    free = ("max_positions", "num_target_layers", "norm_eps", "block_size")
+    return field not in free and getattr(one, field) != getattr(other, field)

@@ -1,0 +1,111 @@
+"""A run on disk: its exact state in one file, and the drafter in z-lab's format for everybody else.
+
+The state is weights and both moments in float32 and the step; anchors, order and learning rate are functions
+of the step. Nothing is pickled. It is written atomically, so a kill at any moment leaves a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from draftwood.drafters.checkpoint import DRAFT_TOKENS
+from draftwood.errors import BadInput
+from draftwood.train.files import write_tensors, write_text
+from draftwood.train.model import TrainableDFlash
+from draftwood.train.recipe import Recipe
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(slots=True, eq=False)
+class Trainee:
+    """What training changes: the drafter, its optimizer, the steps done and the best tau so far."""
+
+    model: TrainableDFlash
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    best: float = 0.0
+
+    @classmethod
+    def of(cls, model: TrainableDFlash, recipe: Recipe) -> Trainee:
+        decayed = [p for p in model.parameters() if p.ndim == 2]
+        others = [p for p in model.parameters() if p.ndim != 2]
+        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return cls(model, torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95)))
+
+
+def state_path(out: Path) -> Path:
+    return out / "training" / "state.safetensors"
+
+
+def save_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str, str]) -> None:
+    """Write `training/state.safetensors`, atomically; `origin` holds marks of what else the run depends on."""
+    tensors = dict(trainee.model.state_dict())
+    for name, parameter in trainee.model.named_parameters():
+        moments = trainee.optimizer.state.get(parameter, {})
+        tensors |= {f"{moment}.{name}": moments[moment] for moment in MOMENTS if moment in moments}
+    metadata = {
+        "step": str(trainee.step),
+        "best": repr(trainee.best),
+        "recipe": json.dumps(recipe.to_json()),
+        **origin,
+    }
+    path = state_path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(path, tensors, metadata)
+
+
+def load_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str, str]) -> bool:
+    """Continue where the run in `out` was; False if there is none.
+
+    Raises BadInput for a damaged state, or one of another target, data or recipe.
+    """
+    path = state_path(out)
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        found = json.loads(metadata["recipe"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is damaged ({error}); delete it to begin anew.") from None
+    for what, mark in origin.items():
+        if metadata.get(what) != mark:
+            raise BadInput(
+                f"{path} is a run with another {what} ({metadata.get(what)} instead of {mark}); name another --out, "
+                "and its folder as --init to go on from its weights."
+            )
+    recipe.check_same(found, str(path))
+    _restore(trainee, tensors, int(metadata["step"]))
+    trainee.best = float(metadata["best"])
+    return True
+
+
+def _restore(trainee: Trainee, tensors: dict[str, Tensor], step: int) -> None:
+    model = trainee.model
+    model.load_state_dict({name: tensors[name] for name in model.state_dict()})
+    trainee.step = step
+    for name, parameter in model.named_parameters():
+        if f"exp_avg.{name}" in tensors:
+            moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
+            trainee.optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+
+
+def export(out: Path, model: TrainableDFlash, config: dict[str, Any], draft_tokens: Tensor | None) -> None:
+    """The drafter's folder: config.json, bf16 weights, and the list of a trimmed head."""
+    tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
+    write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
+    if draft_tokens is not None:
+        write_text(out / DRAFT_TOKENS, json.dumps(draft_tokens.tolist()))
+    else:
+        (out / DRAFT_TOKENS).unlink(missing_ok=True)
+    write_text(out / "config.json", json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,151 @@
+"""Rows of texts on their way: each step gives every row a token, and a finished row gets the next job."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.drafters.lattice import top_k
+from draftwood.sampling import uniform
+from draftwood.train.data import Text
+from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
+from draftwood.train.rows import Rows
+
+LOOK_EVERY = 16  # tokens between two looks for a loop
+LOOP = 64  # tokens that must repeat themselves
+PERIOD = 16  # longest period of a loop
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A text being written."""
+
+    job: Job
+    tokens: list[int] = field(default_factory=list)
+    prompt: int = 0
+
+    @property
+    def written(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    @property
+    def temperature(self) -> float:
+        return SELF_TEMPERATURE if self.job.writes_prompt else self.job.temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a text ends."""
+
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    seed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """Continuous batching: `texts` yields finished texts, and None for every step without one.
+
+    `admit` is asked, with the tokens under way, whether another job may begin.
+    """
+
+    rows: Rows
+    size: int
+    jobs: Iterator[Job]
+    limits: Limits
+    template: Template | None = None
+    admit: Callable[[int], bool] = lambda under_way: True
+    _active: dict[int, Row] = field(default_factory=dict)
+    _next: deque[Job] = field(default_factory=deque)
+
+    @property
+    def under_way(self) -> int:
+        """Tokens written so far in texts that are not finished."""
+        return sum(row.written for row in self._active.values() if not row.job.writes_prompt)
+
+    def texts(self) -> Iterator[Text | None]:
+        """Until the jobs end or `admit` lets none begin any more."""
+        while True:
+            yield from self._fill()
+            if not self._active:
+                return
+            places = list(self._active)
+            logits = self.rows.step(places, [self._active[place].tokens[-1] for place in places])
+            yield None
+            for place, token in zip(places, draw(logits, list(self._active.values()), self.limits.seed), strict=True):
+                yield from self._append(place, token)
+
+    def _fill(self) -> Iterator[Text]:
+        """Give every free row a job; one that ends with its first token makes room for another."""
+        while len(self._active) < self.size:
+            if self._next:
+                job = self._next.popleft()
+            elif not self.admit(self.under_way) or (following := next(self.jobs, None)) is None:
+                return
+            else:
+                job = following
+            place = next(p for p in range(self.size) if p not in self._active)
+            row = self._active[place] = Row(job, list(job.tokens), len(job.tokens))
+            logits = self.rows.prefill(place, row.tokens)
+            yield from self._append(place, draw(logits[None], [row], self.limits.seed)[0])
+
+    def _append(self, place: int, token: int) -> Iterator[Text]:
+        row = self._active[place]
+        row.tokens.append(token)
+        if row.job.writes_prompt:
+            self._end_prompt(place, row)
+            return
+        looped = loop_start(row.tokens, row.prompt) if row.written % LOOK_EVERY == 0 else None
+        if token in self.limits.stop_ids or row.written >= self.limits.max_new_tokens or looped is not None:
+            self._leave(place)
+            tokens = np.array(row.tokens[:looped], np.int64)
+            yield Text(tokens, row.prompt, row.job.temperature, row.job.source, row.job.number)
+
+    def _end_prompt(self, place: int, row: Row) -> None:
+        """Once the target has ended the user's turn, its answer is the same job's second part."""
+        assert self.template is not None
+        ended = row.tokens[-1] in {*self.limits.stop_ids, self.template.after[0]}
+        if ended or row.written >= SELF_TOKENS:
+            self._leave(place)
+            turn = row.tokens[row.prompt : len(row.tokens) - ended]
+            if turn:
+                answer = replace(row.job, tokens=self.template.answer_to(turn), writes_prompt=False)
+                self._next.append(answer)
+
+    def _leave(self, place: int) -> None:
+        del self._active[place]
+        self.rows.free(place)
+
+
+def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
+    """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
+    tokens = top_k(logits, 1)[1][:, 0]
+    hot = [i for i, row in enumerate(rows) if row.temperature > 0]
+    if hot:
+        heat = torch.tensor([rows[i].temperature for i in hot], device=logits.device)[:, None]
+        mass = (logits[hot].float() / heat).softmax(-1).cumsum(-1)
+        u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in hot]
+        quantile = torch.tensor(u, device=logits.device)[:, None] * mass[:, -1:]
+        tokens[hot] = torch.searchsorted(mass, quantile, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+    return tokens.tolist()
+
+
+def hash_of(seed: int, job: int) -> int:
+    """A seed of its own for each job."""
+    return int(np.random.SeedSequence([seed, job]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def loop_start(tokens: Sequence[int], prompt: int) -> int | None:
+    """Where a text that has begun to repeat itself is cut: behind two periods. None if it does not."""
+    tail = np.array(tokens[max(prompt, len(tokens) - LOOP) :])
+    if len(tail) < LOOP:
+        return None
+    for period in range(1, PERIOD + 1):
+        if (tail[period:] == tail[:-period]).all():
+            return len(tokens) - LOOP + 2 * period
+    return None

@@ -1,0 +1,277 @@
+"""Texts of the target: rows together write what each writes alone, nothing is lost, and the commands fit together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood import assemble, cli
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.errors import BadInput
+from draftwood.latency import Machine
+from draftwood.loading import load_target
+from draftwood.target import Target
+from draftwood.train import distill as distill_module
+from draftwood.train import writing
+from draftwood.train.data import Text, read_shard, shard_paths
+from draftwood.train.distill import DistillOptions, Shards, run_distill
+from draftwood.train.evaluate import Tally
+from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
+from draftwood.train.rows import PagedRows, PlainRows, open_rows
+from draftwood.train.show import read_log
+from draftwood.train.writing import Limits, Writing, loop_start
+from tests.reference import VOCAB, byte_tokenizer, plain_logits, tiny_model, tiny_target
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}[a]{{ '!' if enable_thinking }}{% endif %}"
+)
+END = 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random chat model on disk."""
+    folder = tmp_path_factory.mktemp("chat")
+    tiny_model(dtype=torch.float32, vocab_size=270, max_position_embeddings=512, eos_token_id=END).save_pretrained(
+        folder
+    )
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"Say {word}."]}) + "\n" for word in ["one", "two", "three", "four"]))
+    return path
+
+
+def some_jobs() -> list[Job]:
+    return [Job(i, tuple((7 * i + 3 * j) % VOCAB for j in range(5 + 9 * i)), 0.8 * (i % 2), "made") for i in range(7)]
+
+
+def written(rows, size: int, jobs: list[Job], **limits) -> dict[int, list[int]]:
+    made = Writing(rows, size, iter(jobs), Limits(24, frozenset({3}), **limits))
+    return {text.job: text.tokens.tolist() for text in made.texts() if text is not None}
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", PagedRows), ("qwen3_sliding", PagedRows), ("gpt2", PlainRows)])
+def test_rows_together_write_what_each_writes_alone(family: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.train.rows.PAGE", 8)  # several pages for each text
+    monkeypatch.setattr("draftwood.train.writing.LOOP", 1000)
+    target, jobs = tiny_target(family), some_jobs()
+    rows = open_rows(target, 3, 100)
+    assert type(rows) is kind
+    together = written(rows, 3, jobs)
+    assert together == written(PlainRows(target, 1, 100), 1, jobs) and len(together) == len(jobs)
+    greedy = jobs[0]
+    tokens = list(greedy.tokens)
+    while len(tokens) < len(greedy.tokens) + 24 and tokens[len(greedy.tokens) :][-1:] != [3]:
+        tokens.append(int(plain_logits(target, tokens)[-1].argmax()))
+    assert together[0] == tokens
+
+
+def test_draws_follow_the_targets_probabilities() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    rows = [writing.Row(Job(i, (0,), 0.5, "x"), [0], 1) for i in range(4000)]
+    drawn = writing.draw(logits.expand(4000, 4), rows, seed=1)
+    expected = (logits / 0.5).softmax(-1).numpy()
+    assert np.abs(np.bincount(drawn, minlength=4) / 4000 - expected).max() < 0.03
+    assert drawn == writing.draw(logits.expand(4000, 4), rows, seed=1) != writing.draw(logits.expand(4000, 4), rows, 2)
+
+
+def test_a_loop_is_cut_behind_two_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = list(range(20))
+    assert loop_start([*fresh, *[1, 2, 3] * 40], 5) == 140 - 64 + 6
+    assert loop_start([*fresh, *range(100, 200)], 5) is None
+    assert loop_start([7] * 100, 60) is None  # 40 of them are the prompt's
+    assert loop_start([7] * 200, 60) == 200 - 64 + 2
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+def test_every_prompt_gets_every_temperature_and_zero_only_once() -> None:
+    jobs = Jobs((("a", (1,)), ("a", (2,)), ("b", (3,))), (0.0, 0.7), None)
+    first = list(islice(jobs, 12))
+    assert {(j.tokens, j.temperature) for j in first[:6]} == {((i,), t) for i in (1, 2, 3) for t in (0.0, 0.7)}
+    assert all(j.temperature == 0.7 for j in first[6:])
+    assert len({j.number for j in first}) == 12 and [j.number for j in first] == [j.number for j in islice(jobs, 12)]
+    assert len(list(Jobs(jobs.prompts, (0.0,), None))) == 3
+
+
+def test_the_template_is_taken_apart_around_the_users_turn(prompts: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    template = user_template(tokenizer, "default")
+    assert tokenizer.decode(list(template.answer_to(tokenizer("hi").input_ids))) == "[u]hi<end>[a]"
+    (first, *_) = make_jobs([str(prompts)], (0.0,), tokenizer, "on")
+    assert tokenizer.decode(list(first.tokens)) == "[u]Say one.<end>[a]!" and first.source == "prompts"
+    mixed = list(islice(make_jobs([str(prompts), SELF], (0.0,), tokenizer), 8))
+    assert [job.writes_prompt for job in mixed] == [False, True] * 4
+    with pytest.raises(BadInput, match="expected one of"):
+        make_jobs([str(prompts)], (0.0,), tokenizer, "loud")
+    tokenizer.chat_template = TEMPLATE.replace("{{ '!' if enable_thinking }}", "")
+    with pytest.raises(BadInput, match="switch"):
+        make_jobs([str(prompts)], (0.0,), tokenizer, "off")
+
+
+def test_the_target_may_write_its_own_prompts(folder: Path) -> None:
+    target, tokenizer = load_target(str(folder), "float32", "cpu"), byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    jobs = make_jobs([SELF], (0.0,), tokenizer)
+    rows = open_rows(target, 2, 400)
+    texts = Writing(rows, 2, islice(jobs, 4), Limits(20, frozenset({END})), jobs.template).texts()
+    found = [text for text in texts if text is not None]
+    assert 1 <= len(found) <= 4 and len({tuple(t.tokens[: t.prompt]) for t in found}) == len(found)
+    for text in found:
+        prompt = text.tokens[: text.prompt].tolist()
+        assert prompt[:3] == list(jobs.template.before) and prompt[-len(jobs.template.after) :] == list(
+            jobs.template.after
+        )
+        assert text.source == SELF and len(prompt) > 3 + len(jobs.template.after)
+
+
+# --- the folder -----------------------------------------------------------------------------------------------
+
+
+def all_texts(folder: Path) -> dict[int, tuple]:
+    texts = [text for path in shard_paths(folder) for text in read_shard(path)]
+    assert len({t.job for t in texts}) == len(texts)
+    return {t.job: (t.tokens.tolist(), t.prompt, round(t.temperature, 3), t.source) for t in texts}
+
+
+def options(folder: Path, out: Path, prompts: Path, **more) -> DistillOptions:
+    given = dict(tokens=400, temperatures=(0.0, 0.9), max_new_tokens=30, rows=3, dtype="float32", device="cpu")
+    return DistillOptions(out, prompts=[str(prompts)], target=str(folder), **{**given, **more})
+
+
+def test_an_interrupted_run_goes_on_where_it_was(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distill_module, "SHARD_TEXTS", 2)
+    assert run_distill(options(folder, tmp_path / "whole", prompts))
+    whole = all_texts(tmp_path / "whole")
+    assert sum(len(tokens) - prompt for tokens, prompt, _, _ in whole.values()) >= 400
+    add, added = Shards.add, []
+
+    def killed(self: Shards, text: Text) -> None:
+        added.append(text)
+        if len(added) == 6:
+            raise KeyboardInterrupt
+        add(self, text)
+
+    monkeypatch.setattr(Shards, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_distill(options(folder, tmp_path / "parts", prompts))
+    monkeypatch.setattr(Shards, "add", add)
+    before = all_texts(tmp_path / "parts")
+    assert 0 < len(before) < len(whole)
+    assert run_distill(options(folder, tmp_path / "parts", prompts))
+    parts = all_texts(tmp_path / "parts")
+    shared = whole.keys() & parts.keys()
+    assert before.items() <= parts.items() and len(shared) >= len(whole) - 3
+    assert all(whole[job] == parts[job] for job in shared)
+    count = len(shard_paths(tmp_path / "parts"))
+    assert run_distill(options(folder, tmp_path / "parts", prompts))  # nothing is left to do
+    assert len(shard_paths(tmp_path / "parts")) == count
+
+
+def test_other_flags_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    run_distill(options(folder, tmp_path / "x", prompts, tokens=40))
+    with pytest.raises(BadInput, match="other flags"):
+        run_distill(options(folder, tmp_path / "x", prompts, tokens=80, max_new_tokens=31))
+    with pytest.raises(BadInput, match="context window"):
+        run_distill(options(folder, tmp_path / "y", prompts, max_new_tokens=510))
+    with pytest.raises(BadInput, match="--rows"):
+        run_distill(options(folder, tmp_path / "z", prompts, rows=10**9))
+
+
+def test_doubles_are_left_out(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    for job in range(3):
+        shards.add(Text(np.array([1, 2, 3 + job // 2]), 1, 0.0, "x", job))
+    shards.flush()
+    again = Shards.open(tmp_path)
+    assert (shards.doubles, again.done, again.tokens) == (1, {0, 2}, 4)
+
+
+def test_prompts_that_run_out_end_the_run(folder: Path, prompts: Path, tmp_path: Path, capsys) -> None:
+    run_distill(options(folder, tmp_path / "x", prompts, tokens=10**6, temperatures=(0.0,)))
+    assert len(all_texts(tmp_path / "x")) <= 4
+    assert "ran out" in capsys.readouterr().err
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------
+
+
+def test_acceptance_and_calibration_by_definition() -> None:
+    tally = Tally(
+        emitted=[1, 3, 4, 2], drafted=[3, 3, 3, 1], mass=[0.11, 0.13, 0.95, 0.99], kept=[False, True, True, True]
+    )
+    assert tally.tau == 2.5
+    assert [(r["position"], r["reached"], r["right"]) for r in tally.acceptance()] == [
+        (1, 1.0, 0.75), (2, 0.5, 1.0), (3, 0.5, 0.5),
+    ]  # fmt: skip
+    (low, high) = tally.calibration()
+    assert (low["nodes"], low["observed"]) == (2, 0.5) and low["predicted"] == pytest.approx(0.12)
+    assert (high["nodes"], high["observed"]) == (2, 1.0) and high["predicted"] == pytest.approx(0.97)
+
+
+# --- the commands ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    machine = Machine("test", peak=1e12, bandwidth=1e10, launch_s=1e-6)
+    monkeypatch.setattr(assemble, "probe", lambda device, dtype, folder: machine)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(arg) for arg in (*args, "--dtype", "float32", "--device", "cpu")])
+        return (end.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def test_from_prompts_to_a_drafter(run: Callable, folder: Path, prompts: Path, tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "drafter"
+    code, _, err = run(
+        "distill", "--target", folder, "--prompts", prompts, "--tokens", 300, "--temperature", "0,0.9",
+        "--max-new-tokens", 40, "--rows", 4, "--out", texts, "--thinking", "off",
+    )  # fmt: skip
+    assert code == 0 and "draftwood train --data" in err
+    flags = ["--target", folder, "--data", texts, "--out", out, "--layers", 1, "--block-size", 6, "--taps", 2]
+    flags += ["--anchors", 6, "--batch-size", 2, "--holdout", 0.3, "--eval-every", 5, "--lr", 3e-3]
+    code, _, err = run("train", *flags, "--steps", 10)
+    assert code == 0 and "draftwood generate --drafter" in err and len(read_log(out)) == 12
+    assert {p.name for p in out.iterdir()} >= {"config.json", "model.safetensors", "README.md", "training"}
+    config = json.loads((out / "config.json").read_text())["dflash_config"]
+    assert config["thinking"] == "off" and 257 <= config["mask_token_id"] < 270  # behind the tokenizer's own
+    code, _, err = run("train", *flags, "--steps", 11)
+    assert code == 2 and "--steps" in err and err.count("\n") == 1
+    code, text, _ = run("generate", "Say one.", "--target", folder, "--drafter", out, "--max-new-tokens", 12)
+    assert code == 0
+    assert text == run("generate", "Say one.", "--target", folder, "--drafter", "none", "--max-new-tokens", 12)[1]
+    code, shown, _ = run(
+        "eval-drafter", "--target", folder, "--drafter", out, "--prompts", prompts, "--policies", "dflash,ddtree:4",
+        "--max-new-tokens", 12, "--thinking", "on", "--out", tmp_path / "eval", "--json",
+    )  # fmt: skip
+    report = json.loads(shown.splitlines()[-1])
+    assert code == 0 and any("trained with thinking off" in line for line in report["says"])
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"evaluation.json", "evaluation.png"}
+    assert 1 <= report["policies"]["ddtree:4"]["tau"]["all"] <= 6
+    target: Target = load_target(str(folder), "float32", "cpu")
+    assert DFlashDrafter.load(str(out), target).max_depth == 5

@@ -1,0 +1,589 @@
+"""Training: blocks by definition, the module against the drafter it becomes, exact resume, and that it learns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwood import registry
+from draftwood.drafters.base import Request
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.dflash_config import Sight
+from draftwood.drafters.lattice import lattice_of
+from draftwood.engine import Engine
+from draftwood.errors import BadInput, BadModel
+from draftwood.latency import LatencyModel, Machine
+from draftwood.target import Target
+from draftwood.train import attention, data
+from draftwood.train.attention import Layout
+from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
+from draftwood.train.card import card
+from draftwood.train.data import Identity, Manifest, Text
+from draftwood.train.features import CachedReader, Reader
+from draftwood.train.fleet import Fleet
+from draftwood.train.holdout import forward, held_out_tau, lattices, walk
+from draftwood.train.loop import Course, Progress, Watcher, plan_step, run_part, teacher_of, train, train_step
+from draftwood.train.loss import Head, Teacher, backpropagate
+from draftwood.train.model import TrainableDFlash
+from draftwood.train.recipe import Recipe, drafter_config
+from draftwood.train.show import Log, Show, read_log
+from draftwood.train.start import start
+from draftwood.train.state import Trainee, export, load_state, save_state, state_path
+from tests.reference import VOCAB, plain_logits, tiny_target
+
+MASK = 96
+RECIPE = Recipe(
+    layers=2, block_size=6, taps=2, steps=8, batch_size=4, anchors=5, eval_every=4, lr=3e-3, autocast=False, holdout=0.0
+)
+SIGHTS = [Sight(None, False), Sight(7, False), Sight(7, True)]
+
+
+def some_text(job: int, length: int = 40, prompt: int = 6) -> Text:
+    """Numbers that climb by a step that depends on the text: something to learn."""
+    step = 2 + job % 5
+    return Text(np.array([(11 * job + step * i) % 90 for i in range(length)]), prompt, 0.0, "made", job)
+
+
+TEXTS = [some_text(i, 30 + 2 * i) for i in range(7)]
+
+
+@pytest.fixture(scope="module")
+def single() -> Target:
+    """In float32: packed, like the targets of users."""
+    target = tiny_target(dtype=torch.float32)
+    target.pack()
+    return target
+
+
+def make_course(target: Target, out: Path, recipe: Recipe = RECIPE, texts: list[Text] = TEXTS, **more) -> Course:
+    config = drafter_config(recipe, target, MASK)
+    reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
+    held_out = more.pop("held_out", [])
+    features = CachedReader(reader, [*texts, *held_out], out / "features", more.pop("limit", 1e9))
+    head = Head.of(target, more.pop("tokens", None))
+    return Course(recipe, config, target, head, texts, held_out, features, out, Fleet(), **more)
+
+
+def make_trainee(course: Course) -> Trainee:
+    return Trainee.of(start(course.config, course.recipe.init, course.target, 0), course.recipe)
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_block_shows_its_prefix_and_predicts_the_rest_of_the_text() -> None:
+    text = some_text(1, length=12)
+    blocks = make_blocks([text], [np.array([7, 9])], [np.array([1, 2])], size=5, mask=MASK, gamma=2.0)
+    t = text.tokens
+    assert blocks.tokens.tolist() == [[t[7], MASK, MASK, MASK, MASK], [t[9], t[10], MASK, MASK, MASK]]
+    assert blocks.labels[0].tolist() == t[8:12].tolist()
+    assert blocks.labels[1][1] == t[11]
+    np.testing.assert_allclose(blocks.weights[0], np.exp([0, -0.5, -1, -1.5]), rtol=1e-6)
+    np.testing.assert_allclose(blocks.weights[1], [0, 1, 0, 0])  # shown; predicted; behind the end twice
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_anchors_lie_in_the_answer_and_leave_something_to_predict(objective: str) -> None:
+    rng, text = np.random.default_rng(0), some_text(2, length=20, prompt=8)
+    for count in (1, 5, 100):
+        anchors = draw_anchors(rng, text, count)
+        assert len(set(anchors)) == len(anchors) == min(count, 11)
+        assert anchors.min() >= text.prompt and anchors.max() <= len(text.tokens) - 2
+        shown = OBJECTIVES[objective](rng, len(anchors), 6)
+        assert (shown == 1).all() if objective == "dflash" else ((shown >= 2) & (shown <= 5)).all()
+        assert (make_blocks([text], [anchors], [shown], 6, MASK, 4.0).weights.max(1) == 1).all()
+
+
+def test_anchors_are_drawn_anew_in_every_epoch_and_every_text_is_seen_once_in_it() -> None:
+    places = [pair for step in range(6) for pair in RECIPE.batch(step, 8)]
+    assert [epoch for epoch, _ in places] == sorted(epoch for epoch, _ in places)
+    for epoch in range(3):
+        assert sorted(text for e, text in places if e == epoch) == list(range(8))
+    assert [t for e, t in places if e == 0] != [t for e, t in places if e == 1]
+    draws = [draw_anchors(RECIPE.anchor_rng(epoch, 3), some_text(3), 5).tolist() for epoch in (0, 1, 0)]
+    assert draws[0] == draws[2] != draws[1]
+
+
+def test_the_rate_rises_then_falls_to_a_tenth() -> None:
+    rates = [Recipe(lr=1e-3, warmup=0.1).rate(step, 100) for step in range(100)]
+    assert rates[:3] == pytest.approx([1e-4, 2e-4, 3e-4]) and max(rates) == pytest.approx(1e-3)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:])) and 1e-4 <= rates[-1] < 1.1e-4
+
+
+# --- attention and the module ---------------------------------------------------------------------------------
+
+
+def attention_inputs(counts: tuple[int, ...] = (3, 1, 2)) -> tuple[Layout, list[Tensor]]:
+    torch.manual_seed(0)
+    layout = Layout(4, (9, 5, 20), counts, torch.tensor([2, 5, 7, 3, 0, 19]))
+    q, k, v = (torch.randn(24, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    ck, cv = (torch.randn(34, 2, 8, dtype=torch.float64) for _ in range(2))
+    return layout, [q, ck, cv, k, v]
+
+
+def block_alone(layout: Layout, inputs: list[Tensor], sight: Sight, block: int) -> Tensor:
+    """One block by definition: its own text's features before the anchor, and itself, under one mask."""
+    q, ck, cv, k, v = inputs
+    text = int(np.searchsorted(np.cumsum(layout.counts), block, side="right"))
+    begin, anchor = sum(layout.lengths[:text]), int(layout.anchors[block])
+    own = slice(4 * block, 4 * block + 4)
+    keys, values = (torch.cat([far[begin : begin + anchor], near[own]]) for far, near in ((ck, k), (cv, v)))
+    ahead = torch.arange(anchor + 4) - (anchor + torch.arange(4))[:, None]
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    if sight.window is not None:
+        seen &= ahead.abs() < sight.window
+    if sight.causal:
+        seen &= ahead <= 0
+    heads = (q[own].transpose(0, 1), *(x.repeat_interleave(2, 1).transpose(0, 1) for x in (keys, values)))
+    return F.scaled_dot_product_attention(*heads, seen).transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("make", [attention.two_products, attention.flex])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_many_blocks_at_once_are_each_block_alone(make: Callable, sight: Sight) -> None:
+    layout, inputs = attention_inputs()
+    together = make(layout, sight)(*inputs)
+    alone = torch.cat([block_alone(layout, inputs, sight, b) for b in range(6)])
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def double(request: pytest.FixtureRequest) -> Target:
+    return tiny_target(request.param)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_the_exported_drafter_drafts_what_the_module_predicts(double: Target, trimmed: bool, tmp_path: Path) -> None:
+    kept = torch.arange(0, VOCAB, 3) if trimmed else None
+    course = make_course(double, tmp_path, tokens=kept)
+    model = noisy_model(course)
+    export(tmp_path, model, course.config, kept)
+    drafter = DFlashDrafter.load(str(tmp_path), double)
+    text, shown = TEXTS[4], 1
+    taps = taps_by_transformers(double, text, drafter.tap_layers)
+    found = drafts_of(model, course, text, taps, shown)
+    for place, lattice in enumerate(found[:8]):
+        at = text.prompt + place
+        state = drafter.open(64)
+        drafter.extend(state, text.tokens[:at].tolist(), taps[:at])
+        expected = drafter.draft([Request(state, int(text.tokens[at]), 5)])[0]
+        np.testing.assert_array_equal(lattice.tokens[:, :5], expected.tokens)
+        np.testing.assert_allclose(lattice.logp[:, :5], expected.logp, atol=1e-5)
+        assert not trimmed or set(expected.tokens.ravel().tolist()) <= set(kept.tolist())
+
+
+def noisy_model(course: Course) -> TrainableDFlash:
+    """Away from its start, in weights that bf16 holds exactly, in the target's dtype."""
+    model = start(course.config, "target", course.target, 0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter)).copy_(parameter.bfloat16())
+    return model.to(course.target.dtype)
+
+
+def taps_by_transformers(target: Target, text: Text, layers: tuple[int, ...]) -> Tensor:
+    with target.plain_transformers() as model, torch.no_grad():
+        out = model(input_ids=torch.from_numpy(text.tokens)[None], output_hidden_states=True)
+    return torch.cat([out.hidden_states[layer + 1][0] for layer in layers], -1)
+
+
+@torch.no_grad()
+def drafts_of(model: TrainableDFlash, course: Course, text: Text, taps: Tensor, shown: int) -> list:
+    anchors = np.arange(text.prompt, len(text.tokens) - 1)
+    size = course.recipe.block_size
+    blocks = make_blocks([text], [anchors], [np.full(len(anchors), shown)], size, MASK, 4.0)
+    hidden = forward(model, course.target, blocks.tokens, [taps], Layout.of(blocks, taps.device))
+    return [lattice_of(course.head.logits(h), 8, course.head.tokens) for h in hidden]
+
+
+def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    model = make_trainee(course).model
+    anchors = [np.array([8, 11]), np.array([9]), np.array([6, 20, 21])]
+    texts, taps = TEXTS[:3], [course.features(i).taps for i in range(3)]
+
+    def run(which: list[int]) -> Tensor:
+        chosen = [anchors[i] for i in which]
+        blocks = make_blocks([texts[i] for i in which], chosen, [np.ones(len(a), int) for a in chosen], 6, MASK, 4.0)
+        layout = Layout.of(blocks, single.device)
+        return forward(model, single, blocks.tokens, [taps[i] for i in which], layout)
+
+    together = run([0, 1, 2])
+    torch.testing.assert_close(together, torch.cat([run([0]), run([1]), run([2])]), atol=1e-5, rtol=1e-4)
+
+
+# --- the loss -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("soft", [0.0, 0.4])
+def test_the_chunked_loss_is_the_plain_one(single: Target, soft: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.train.loss.CHUNK", 7)
+    torch.manual_seed(0)
+    kept = torch.arange(0, VOCAB, 2)
+    head = Head.of(single, kept)
+    hidden = torch.randn(6, 5, 32, requires_grad=True)
+    labels, weights = torch.randint(VOCAB, (6, 5)), torch.rand(6, 5)
+    weights[0, 2:] = 0
+    teacher = Teacher(torch.randint(VOCAB, (30, 3)), torch.rand(30, 3).softmax(-1))
+    outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft)
+    found, hidden.grad = hidden.grad, None
+    logp = (hidden @ single.head_rows(None)[0][kept].T).log_softmax(-1).flatten(0, 1)
+    loss = torch.zeros(())
+    for n, (label, weight) in enumerate(zip(labels.flatten().tolist(), weights.flatten(), strict=True)):
+        hard = -logp[n, label // 2] if label % 2 == 0 else 0.0
+        known = {int(t): p for t, p in zip(teacher.tokens[n], teacher.probs[n], strict=True) if t % 2 == 0}
+        both = [(t, p) for t, p in zip(teacher.tokens[n].tolist(), teacher.probs[n], strict=True) if t in known]
+        total = sum(p for _, p in both)
+        softly = -sum(p / total * logp[n, t // 2] for t, p in both) if both else 0.0
+        loss = loss + weight * ((1 - soft) * hard + soft * softly)
+    (0.5 * loss).backward()
+    torch.testing.assert_close(outcome.loss, loss.detach())
+    torch.testing.assert_close(found, hidden.grad)
+    assert outcome.total.tolist() == [6, 6, 5, 5, 5]
+    best = 2 * logp.argmax(-1).view(6, 5)
+    assert outcome.right.tolist() == ((best == labels) & (weights > 0)).sum(0).tolist()
+
+
+def test_the_teacher_of_a_position_is_what_the_target_expects_there(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path, replace(RECIPE, soft=0.5))
+    anchors = [np.array([8, 30]), np.array([7])]
+    texts = TEXTS[1:3]
+    blocks = make_blocks(texts, anchors, [np.ones(2, int), np.ones(1, int)], 6, MASK, 4.0)
+    teacher = teacher_of(blocks, [course.features(1), course.features(2)])
+    expected = [plain_logits(single, t.tokens.tolist()).softmax(-1) for t in texts]
+    row = 0
+    for text, places, probs in zip(texts, anchors, expected, strict=True):
+        for anchor in places:
+            for position in range(1, 6):
+                if anchor + position < len(text.tokens):
+                    values, tokens = probs[anchor + position - 1].topk(4)
+                    assert teacher.tokens[row][:4].tolist() == tokens.tolist()
+                    torch.testing.assert_close(teacher.probs[row][:4], values, atol=5e-3, rtol=1e-2)
+                row += 1
+
+
+# --- features -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Path, soft: bool) -> None:
+    reader = Reader(single, [0, 1], soft)
+    limit = 2.0 * reader.width * sum(len(t.tokens) for t in TEXTS[:4]) + 10
+    cached = CachedReader(reader, TEXTS, tmp_path, limit)
+    fresh = [reader.unpack(reader.row(t.tokens)) for t in TEXTS]
+    for again in (cached, cached, CachedReader(reader, TEXTS, tmp_path, limit)):
+        for i, expected in enumerate(fresh):
+            found = again(i)
+            assert torch.equal(found.taps, expected.taps)
+            assert not soft or torch.equal(found.teacher.tokens, expected.teacher.tokens)
+    torch.testing.assert_close(
+        fresh[2].taps.float(), taps_by_transformers(single, TEXTS[2], (0, 1)), rtol=1e-2, atol=1e-2
+    )
+    (file,) = tmp_path.rglob("features.bin")
+    assert file.stat().st_size <= limit
+    with file.open("r+b") as damaged:  # as a power cut may leave it
+        damaged.seek(100)
+        damaged.write(b"\x00" * 50)
+    assert torch.equal(CachedReader(reader, TEXTS, tmp_path, limit)(0).taps, fresh[0].taps)
+
+
+def test_a_full_disk_is_told_before_the_work(single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.train.files.free_bytes", lambda folder: 100)
+    with pytest.raises(BadInput, match="free"):
+        CachedReader(Reader(single, [0], False), TEXTS, tmp_path, 1e9)
+
+
+# --- the run --------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What nothing catches."""
+
+
+def run_to_the_end(course: Course) -> Trainee:
+    trainee = make_trainee(course)
+    assert train(course, trainee, Show(course.out, lambda done, text: None, lambda: False).watcher())
+    return trainee
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_killed_run_that_is_resumed_is_the_same_run(single: Target, tmp_path: Path, objective: str) -> None:
+    recipe = replace(RECIPE, objective=objective, save_minutes=0.0, soft=0.3)
+    whole = run_to_the_end(make_course(single, tmp_path / "whole", recipe))
+    for step, moment in ((3, "after a step"), (5, "while saving")):
+        course = make_course(single, tmp_path / "parts", recipe)
+        with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+            kill_at(step, moment, patch)
+            run_to_the_end(course)
+    resumed = run_to_the_end(make_course(single, tmp_path / "parts", recipe))
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    states = [load_file(state_path(tmp_path / run)) for run in ("whole", "parts")]
+    assert len(states[0]) == 3 * len(whole.model.state_dict()) and states[0].keys() == states[1].keys()
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    logs = [[x["loss"] for x in read_log(tmp_path / run) if "loss" in x] for run in ("whole", "parts")]
+    assert len(logs[0]) == 8 and logs[0] == logs[1]
+
+
+def kill_at(step: int, moment: str, patch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step's log line, or of a state that is being written."""
+    if moment == "while saving":
+        replace_file = __import__("os").replace
+
+        def torn(source: Path, goal: Path) -> None:
+            if goal.name == "state.safetensors" and f'"{step}"' in str(source.read_bytes()[:20000]):
+                source.write_bytes(source.read_bytes()[:1000])
+                raise Killed
+            replace_file(source, goal)
+
+        patch.setattr("draftwood.train.files.os.replace", torn)
+        return
+    write = Log.write
+
+    def cut(self: Log, line: dict) -> None:
+        if line["step"] == step:
+            self._file.write('{"step": ')
+            self._file.flush()
+            raise Killed
+        write(self, line)
+
+    patch.setattr(Log, "write", cut)
+
+
+def test_asking_to_stop_saves(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    trainee, asked = make_trainee(course), iter([False, False, True])
+    assert not train(course, trainee, Watcher(stop=lambda: next(asked)))
+    again = make_trainee(course)
+    assert load_state(tmp_path, again, RECIPE, course.origin) and again.step == 2
+    DFlashDrafter.load(str(tmp_path), single)  # there is a drafter already
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_state(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    trainee = make_trainee(course)
+    good: list[Tensor] = []
+
+    def poison(progress: Progress) -> None:
+        if progress.step == 3:
+            good.extend(p.detach().clone() for p in trainee.model.parameters())
+            single_nan(course)
+
+    with pytest.raises(BadInput, match=r"step 3.*nan.*--lr"):
+        train(course, trainee, Watcher(step=poison))
+    again = make_trainee(course)
+    assert load_state(tmp_path, again, replace(RECIPE, lr=1e-4), course.origin) and again.step == 3
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), good, strict=True))
+
+
+def single_nan(course: Course) -> None:
+    """From now on features are not numbers."""
+    read = course.features
+
+    def broken(index: int):
+        features = read(index)
+        return replace(features, taps=features.taps * math.nan)
+
+    object.__setattr__(course, "features", broken)
+
+
+def test_micro_batches_add_up(single: Target, tmp_path: Path) -> None:
+    gradients = []
+    for micro in (None, 1, 3):
+        course = make_course(single, tmp_path, replace(RECIPE, micro_batch=micro, clip=1e9))
+        trainee = make_trainee(course)
+        train_step(course, trainee)
+        gradients.append([p.grad.clone() for p in trainee.model.parameters()])
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-6)
+
+
+def test_processes_share_the_work(single: Target, tmp_path: Path) -> None:
+    """The gradients of two processes, each with its share of the texts, add up to those of one."""
+    sums = []
+    for size in (1, 2):
+        trainee = make_trainee(make_course(single, tmp_path))
+        for rank in range(size):
+            course = replace(make_course(single, tmp_path), fleet=Fleet(rank, size))
+            for part in plan_step(course, step=1):
+                run_part(course, trainee, part, scale=0.01)
+        sums.append([p.grad for p in trainee.model.parameters()])
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"block_size": 4}, "--block-size"), ({"objective": "variable-prefix"}, "--objective"), ({"seed": 2}, "--seed")],
+)
+def test_another_recipe_is_not_resumed(single: Target, tmp_path: Path, changed: dict, says: str) -> None:
+    course = make_course(single, tmp_path)
+    trainee = make_trainee(course)
+    save_state(tmp_path, trainee, RECIPE, course.origin)
+    with pytest.raises(BadInput, match=says):
+        load_state(tmp_path, trainee, replace(RECIPE, **changed), course.origin)
+    with pytest.raises(BadInput, match="another data"):
+        load_state(tmp_path, trainee, RECIPE, {**course.origin, "data": "7 texts, 0"})
+    state_path(tmp_path).write_bytes(b"no state")
+    with pytest.raises(BadInput, match="damaged"):
+        load_state(tmp_path, trainee, RECIPE, course.origin)
+
+
+def test_a_run_may_start_from_a_checkpoint_of_the_same_shape(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    model = noisy_model(course)
+    export(tmp_path, model, course.config, None)
+    again = start(course.config, str(tmp_path), single, 0)
+    assert all(torch.equal(a, b.float()) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    with pytest.raises(BadModel, match="another"):
+        start({**course.config, "intermediate_size": 24}, str(tmp_path), single, 0)
+
+
+def test_it_begins_as_the_end_of_its_target(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    model = start(course.config, "target", single, 0)
+    source = tiny_target(dtype=torch.float32).model.model
+    for layer, theirs in zip(model.layers, source.layers[-2:], strict=True):
+        for part in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+            assert torch.equal(layer.get_submodule(part).weight, theirs.get_submodule(part).weight)
+    taps = torch.randn(3, 64)
+    assert torch.equal(model.fc(taps), taps[:, -32:])
+
+
+# --- it learns ------------------------------------------------------------------------------------------------
+
+
+def greedy_texts(target: Target, count: int, length: int) -> list[Text]:
+    """What the target itself writes at temperature 0."""
+    texts = []
+    for job in range(count):
+        tokens = [(13 * job + 7 * i) % 90 for i in range(5)]
+        while len(tokens) < length:
+            tokens.append(int(plain_logits(target, tokens)[-1].argmax()))
+        texts.append(Text(np.array(tokens), 5, 0.0, "greedy", job))
+    return texts
+
+
+def engine_rounds(target: Target, drafter: DFlashDrafter, text: Text, policy: str) -> list[int]:
+    """Tokens of each round of a real run over the text."""
+    latency = LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+    engine = Engine(target, drafter, registry.policy(policy), latency)
+    steps = engine.run(text.tokens[: text.prompt].tolist(), len(text.tokens) - text.prompt)
+    return [len(step.tokens) for step in steps if step.round]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Course, Trainee, DFlashDrafter]]:
+    """A drafter that has seen six texts of its target very often."""
+    out = tmp_path_factory.mktemp("trained")
+    target = tiny_target(dtype=torch.float32)
+    recipe = replace(RECIPE, steps=150, batch_size=6, anchors=12, eval_every=50, lr=6e-3, taps=3)
+    texts = greedy_texts(target, 6, 45)
+    course = make_course(target, out, recipe, texts, held_out=texts[:2])
+    trainee = run_to_the_end(course)
+    yield course, trainee, DFlashDrafter.load(str(out), target)
+
+
+def test_an_overfitted_drafter_is_accepted_and_a_random_one_is_not(trained, tmp_path: Path) -> None:
+    course, _, drafter = trained
+    export(tmp_path, start(course.config, "random", course.target, 3), course.config, None)
+    chance = DFlashDrafter.load(str(tmp_path), course.target)
+    learned, random = (
+        np.mean([n for text in course.texts for n in engine_rounds(course.target, d, text, "dflash")])
+        for d in (drafter, chance)
+    )
+    assert random < 1.3 and learned > 2.0
+    losses = [x["loss"] for x in read_log(course.out) if "loss" in x]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:8"])
+def test_held_out_tau_counts_the_rounds_of_a_real_run(trained, policy: str) -> None:
+    course, trainee, drafter = trained
+    model = trainee.model
+    with torch.no_grad():
+        for parameter in model.parameters():  # as exported
+            parameter.copy_(parameter.bfloat16())
+    for i, text in enumerate(course.texts[:4]):
+        drafts = lattices(model, course.target, course.head, text, course.features(i), 1, 8)
+        walked = walk(drafts, text, 1, policy)
+        real = engine_rounds(course.target, drafter, text, policy)
+        # The last rounds differ: a real run may not draft behind the end that it was given.
+        assert walked[: len(real) - 2] == real[: len(real) - 2]
+
+
+def test_a_run_leaves_log_curves_and_card(trained, tmp_path: Path) -> None:
+    course, _, _ = trained
+    taus = [line["tau"] for line in read_log(course.out) if "tau" in line]
+    assert len(taus) == 3 and taus[-1]["dflash"] > taus[0]["dflash"]
+    assert (course.out / "training" / "curves.png").stat().st_size > 1000
+    Manifest(Identity.of(course.target), "off", {}).save(tmp_path)
+    text = card(course, tmp_path, 150)
+    assert f"{taus[-1]['dflash']:.2f}" in text and "greedy (6)" in text and "Thinking: off" in text
+
+
+def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path, replace(RECIPE, objective="variable-prefix"))
+    model = make_trainee(course).model
+    tau = held_out_tau(model, single, course.head, course.texts, course.features, shown=2)
+    assert all(1 <= value <= 6 for value in tau.values()) and set(tau) == {"dflash", "ddtree:64"}
+
+
+# --- data -----------------------------------------------------------------------------------------------------
+
+
+def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
+    data.write_shard(tmp_path, 3, TEXTS)
+    (path,) = data.shard_paths(tmp_path)
+    for found, text in zip(data.read_shard(path), TEXTS, strict=True):
+        assert found.tokens.tolist() == text.tokens.tolist()
+        assert (found.prompt, found.temperature, found.source, found.job) == (
+            text.prompt, text.temperature, text.source, text.job,
+        )  # fmt: skip
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(BadInput, match="no shard"):
+        data.read_shard(path)
+
+
+def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="distill"):
+        data.read_texts(tmp_path, single)
+    Manifest(Identity.of(tiny_target(seed=5)), "default", {}).save(tmp_path)
+    with pytest.raises(BadInput, match="not by"):
+        data.read_texts(tmp_path, single)
+    Manifest(replace(Identity.of(single), name="elsewhere"), "default", {}).save(tmp_path)
+    with pytest.raises(BadInput, match="no texts"):
+        data.read_texts(tmp_path, single)
+    data.write_shard(tmp_path, 0, [Text(np.array([1, 2, VOCAB]), 1, 0.0, "x", 0)])
+    with pytest.raises(BadInput, match=str(VOCAB)):
+        data.read_texts(tmp_path, single)
+    (tmp_path / "data.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(BadInput, match="damaged"):
+        data.read_texts(tmp_path, single)
+
+
+def test_answers_to_one_prompt_are_all_held_out_or_all_seen() -> None:
+    texts = [replace(some_text(i // 3, 30), tokens=np.append(some_text(i // 3, 29).tokens, i)) for i in range(600)]
+    seen, held_out = data.split(texts, 0.2)
+    prompts = [{tuple(t.tokens[: t.prompt]) for t in part} for part in (seen, held_out)]
+    assert not prompts[0] & prompts[1] and len(seen) + len(held_out) == 600
+    assert 10 < len(prompts[1]) < 80
+
+
+def test_the_trimmed_head_holds_what_the_target_writes() -> None:
+    answer = [5] * 900 + [7] * 99 + [8]
+    texts = [Text(np.array([50, 51, *answer]), 2, 0.0, "x", 0)]
+    assert data.frequent_tokens(texts, 1000, "auto").tolist() == [5, 7]
+    assert data.frequent_tokens(texts, 1000, "1").tolist() == [5]
+    assert data.frequent_tokens(texts, 1000, "all") is None and data.frequent_tokens(texts, 3, "auto") is None
