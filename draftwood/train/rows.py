@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.cache import KVCache
 from draftwood.lean import Lean
 from draftwood.target import Target
 from draftwood.tree import root_only
@@ -53,7 +53,9 @@ class PlainRows:
         self._target, self._cache = target, target.new_cache(capacity, rows)
 
     def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
-        return prefill(self._target, self._cache, row, tokens)
+        for at in range(0, len(tokens), CHUNK):
+            result = self._target.prefill(tokens[at : at + CHUNK], self._cache, row)
+        return result.logits[-1]
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
         plan = self._target.plan([root_only(token) for token in tokens], self._cache, rows)
@@ -71,13 +73,12 @@ class PagedRows:
 
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         assert isinstance(target.path, Lean)
-        self._target, self._path = target, target.path
+        self._path = target.path
         shape = target.path.shape
         per_row = -(-capacity // PAGE)
         size = (target.num_layers, rows * per_row, shape.kv_heads, PAGE, shape.head_dim)
         # Zeros, not garbage: a slot that holds nothing is multiplied by 0, and 0 times NaN would be NaN.
         self._keys, self._values = (torch.zeros(size, dtype=target.dtype, device=target.device) for _ in range(2))
-        self._scratch = target.new_cache(capacity)
         self._path.rotary.reserve(capacity)
         self._pages: list[list[int]] = [[] for _ in range(rows)]
         self._lengths = np.zeros(rows, np.int64)
@@ -86,19 +87,35 @@ class PagedRows:
 
     @torch.inference_mode()
     def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
-        self._scratch.rewind(0, 0)
-        logits = prefill(self._target, self._scratch, 0, tokens)
         while len(self._pages[row]) * PAGE < len(tokens):
             self._add_page(row)
-        pages = torch.tensor(self._pages[row], device=self._keys.device)
-        for i, layer in enumerate(self._scratch.layers):
-            for store, states in ((self._keys, layer.keys), (self._values, layer.values)):
-                assert states is not None
-                spread = states.new_zeros(states.shape[1], len(pages) * PAGE, states.shape[3])
-                spread[:, : len(tokens)] = states[0, :, : len(tokens)]
-                store[i, pages] = spread.unflatten(1, (-1, PAGE)).transpose(0, 1)
+        device = self._keys.device
+        attend = partial(self._attend_prompt, torch.tensor(self._pages[row], device=device))
+        places = torch.arange(len(tokens), device=device)
+        logits = self._path.forward(torch.tensor(list(tokens), device=device), places, attend, last_only=True).logits
         self._lengths[row] = len(tokens)
-        return logits
+        return logits[-1]
+
+    def _attend_prompt(self, pages: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`[N, H * D]`: a whole prompt, whose keys and values fill `pages`."""
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+        fill = (0, 0, 0, len(pages) * PAGE - len(q))
+        for store, states in ((self._keys, k), (self._values, v)):
+            store[layer, pages] = F.pad(states, fill).unflatten(1, (-1, PAGE)).transpose(0, 1)
+        window = self._path.windows[layer]
+        seen = None
+        if window is not None and window < len(q):
+            seen = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k[None],
+            v[None],
+            seen,
+            is_causal=seen is None,
+            scale=self._path.scale,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1).flatten(1)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -170,10 +187,3 @@ class PagedRows:
         total = torch.zeros_like(best).index_add(0, owner, mass)
         summed = best.new_zeros(rows + 1, *q.shape[1:]).index_add(0, owner, weighted * mass[..., None])
         return (summed / total[..., None])[:rows].flatten(1).to(v.dtype)
-
-
-def prefill(target: Target, cache: KVCache, row: int, tokens: Sequence[int]) -> Tensor:
-    """Commit a prompt to a row of a KV cache: logits `[V]` behind it."""
-    for at in range(0, len(tokens), CHUNK):
-        result = target.prefill(tokens[at : at + CHUNK], cache, row)
-    return result.logits[-1]
