@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,7 +115,7 @@ def _two_products(
         contexts,
         strict=True,
     )
-    return torch.cat([_one_text(*parts, within) for parts in per_text])
+    return torch.cat([_one_text(q, ck, cv, k, v, context, within) for q, ck, cv, k, v, context in per_text])
 
 
 def _one_text(q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor, context: Tensor, within: Tensor) -> Tensor:
@@ -140,12 +141,12 @@ def _by_block(x: Tensor, size: int) -> Tensor:
 def _flex(mask: object, q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor) -> Tensor:
     keys, values = torch.cat([ck, k]), torch.cat([cv, v])
     heads = [x.transpose(0, 1)[None] for x in (q, keys, values)]
-    out: Tensor = _compiled_flex(q.device.type)(*heads, block_mask=mask, enable_gqa=True)
+    out = _compiled_flex(q.device.type)(*heads, block_mask=mask, enable_gqa=True)
     return out[0].transpose(0, 1).flatten(1)
 
 
 @cache
-def _compiled_flex(device: str) -> Callable[..., Tensor]:
+def _compiled_flex(device: str) -> Any:
     """Compiled where that pays; elsewhere (in tests) as it is, which computes every score."""
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.environment import environment
 from draftwood.errors import BadInput
-from draftwood.train.data import Manifest
 from draftwood.train.show import read_log
 
 if TYPE_CHECKING:
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
 NOT_SHARED = ("training/*", "*.tmp")
 
 
-def card(course: Course, data: Path, step: int) -> str:
+def card(course: Course, step: int) -> str:
     """README.md for the Hub and for people."""
-    manifest = Manifest.load(data)
     facts = environment()
     return "\n".join(
         [
@@ -37,7 +35,7 @@ def card(course: Course, data: Path, step: int) -> str:
             *tau_table(course.out, course.recipe.objective),
             "",
             "## Data",
-            *data_lines(course, manifest),
+            *data_lines(course),
             "",
             "## Recipe",
             f"{step} of {course.steps} steps, {hours(course.out):.2g} hours.",
@@ -81,14 +79,13 @@ def tau_table(out: Path, objective: str) -> list[str]:
     ]
 
 
-def data_lines(course: Course, manifest: Manifest | None) -> list[str]:
+def data_lines(course: Course) -> list[str]:
     sources = Counter(text.source for text in course.texts)
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
     named = ", ".join(f"{source} ({count})" for source, count in sources.most_common())
-    thinking = manifest.thinking if manifest else "default"
     return [
         f"{len(course.texts)} texts with {answers} tokens that the target answered; prompts from {named}. "
-        f"Thinking: {thinking}. {len(course.held_out)} texts held out.",
+        f"Thinking: {course.config['dflash_config']['thinking']}. {len(course.held_out)} texts held out.",
     ]
 
 

@@ -40,8 +40,10 @@ def distill(
 ) -> None:
     """Let the target answer prompts: the training data of its drafter. Ctrl-C saves; the same command goes on."""
     heats = parse_temperatures(temperature)
+    from draftwood.cli import hide_progress_bars
     from draftwood.train.distill import DistillOptions, run_distill
 
+    hide_progress_bars()
     options = DistillOptions(
         out, tokens, prompts or [], target, heats, max_new_tokens, thinking, raw, limit, rows, seed, dtype, device
     )
@@ -50,7 +52,7 @@ def distill(
 
 
 def train(
-    data: Annotated[Path, typer.Option(help="Folder that distill wrote.")],
+    data: Annotated[list[Path], typer.Option(help="Folder that distill wrote; may be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the drafter; a run that was stopped goes on.")],
     target: Target = None,
     layers: Annotated[int, typer.Option(help="Layers of the drafter.")] = 3,
@@ -85,9 +87,11 @@ def train(
 ) -> None:
     """Train a DFlash drafter on what distill wrote. Ctrl-C saves; the same command goes on, exactly."""
     given = dict(locals())
+    from draftwood.cli import hide_progress_bars
     from draftwood.train.recipe import Recipe
     from draftwood.train.run import TrainOptions, run_training
 
+    hide_progress_bars()
     recipe = Recipe(**{name: given[name] for name in Recipe.__slots__})
     options = TrainOptions(**{name: given[name] for name in TrainOptions.__slots__})
     if not run_training(options, recipe):
@@ -111,8 +115,10 @@ def eval_drafter(
 ) -> None:
     """Measure a drafter: tau by policy, acceptance by position, and whether its confidence can be believed."""
     specs = tuple(spec.strip() for spec in policies.split(",") if spec.strip())
+    from draftwood.cli import hide_progress_bars
     from draftwood.train.evaluate import EvalOptions, run_evaluation
 
+    hide_progress_bars()
     options = EvalOptions(
         drafter, target, prompts or [], specs, max_new_tokens, limit, temperature, thinking, out, seed, dtype, device
     )

@@ -125,8 +125,20 @@ def read_shard(path: Path) -> list[Text]:
         raise BadInput(f"{path} is no shard of training data ({error}); make it again or delete it.") from None
 
 
-def read_texts(folder: Path, target: Target) -> list[Text]:
-    """All texts of a data folder that was made with `target`. Raises BadInput if there are none or they are others'."""
+def read_all(folders: Sequence[Path], target: Target) -> tuple[list[Manifest], list[Text]]:
+    """What several data folders of one target hold. Raises BadInput if they do not go together."""
+    manifests = [manifest_of(folder, target) for folder in folders]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        if manifest.thinking != manifests[0].thinking:
+            raise BadInput(
+                f"--data {folder} was written with thinking {manifest.thinking} and {folders[0]} with thinking "
+                f"{manifests[0].thinking}; a drafter learns one mode, so train on one kind."
+            )
+    return manifests, [text for folder in folders for text in read_texts(folder, target)]
+
+
+def manifest_of(folder: Path, target: Target) -> Manifest:
+    """Raises BadInput if there is none, or another target's."""
     manifest = Manifest.load(folder)
     if manifest is None:
         raise BadInput(f"--data {folder}: there is no {MANIFEST}; make the data with `draftwood distill --out`.")
@@ -136,6 +148,11 @@ def read_texts(folder: Path, target: Target) -> list[Text]:
             f"--data {folder} was written by {manifest.target.name}, not by {ours.name}: a drafter learns its own "
             "target's texts; make data with this target."
         )
+    return manifest
+
+
+def read_texts(folder: Path, target: Target) -> list[Text]:
+    """All texts of a data folder. Raises BadInput if there are none, or some that the target cannot have written."""
     texts = [text for path in shard_paths(folder) for text in read_shard(path)]
     if not texts:
         raise BadInput(f"--data {folder} holds no texts yet; let `draftwood distill` run longer.")

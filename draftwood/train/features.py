@@ -54,7 +54,7 @@ class Reader:
 
     @torch.inference_mode()
     def _chunk(self, tokens: Ints, cache: KVCache) -> Tensor:
-        plan = self.target.plan([chain_tree(tokens)], cache)
+        plan = self.target.plan([chain_tree(tokens.tolist())], cache)
         result = self.target.verify(plan, cache, last_only=not self.teacher)
         cache.advance(0, len(tokens))
         assert result.taps is not None

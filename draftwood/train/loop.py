@@ -29,7 +29,7 @@ from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import TEXTS, forward, held_out_tau
 from draftwood.train.loss import Head, Outcome, Teacher, backpropagate
 from draftwood.train.recipe import Recipe
-from draftwood.train.state import Trainee, export, load_state, save_state, state_path
+from draftwood.train.state import Trainee, export, save_state, state_path
 
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
 
@@ -83,11 +83,10 @@ class Watcher:
 
 
 def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
-    """Train to the end, or until `watcher.stop`; resumes what `course.out` holds. Whether it came to the end.
+    """Train from the trainee's step to the end, or until `watcher.stop`. Whether it came to the end.
 
     Raises BadInput if the loss stops being a number; the state before that step is saved then.
     """
-    load_state(course.out, trainee, course.recipe, course.origin)
     watcher.begin(trainee.step)
     saved_at = time.monotonic()
     while trainee.step < course.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -106,8 +106,13 @@ class Recipe:
                 )
 
 
-def drafter_config(recipe: Recipe, target: Target, mask_token: int) -> dict[str, Any]:
-    """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers."""
+def drafter_config(
+    recipe: Recipe, target: Target, mask_token: int, thinking: str = "default", first: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers.
+
+    `first` is the `dflash_config` of the checkpoint that training begins with, whose target layers it reads.
+    """
     theirs = target.config
     heads = theirs.num_attention_heads
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
@@ -120,8 +125,9 @@ def drafter_config(recipe: Recipe, target: Target, mask_token: int) -> dict[str,
         "block_size": recipe.block_size,
         "dflash_config": {
             "mask_token_id": mask_token,
-            "target_layer_ids": tap_layers(target.num_layers, recipe.taps),
+            "target_layer_ids": (first or {}).get("target_layer_ids") or tap_layers(target.num_layers, recipe.taps),
             "objective": recipe.objective,
+            "thinking": thinking,
         },
         "num_target_layers": target.num_layers,
         "hidden_size": target.hidden_size,

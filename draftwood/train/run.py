@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
 from draftwood.train.card import card, push
-from draftwood.train.data import Manifest, frequent_tokens, read_texts, split, usable
+from draftwood.train.data import frequent_tokens, read_all, split, usable
 from draftwood.train.features import CachedReader, Reader, default_limit
 from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder, write_text
 from draftwood.train.fleet import Fleet
@@ -23,8 +24,8 @@ from draftwood.train.loss import CHUNK, Head
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
-from draftwood.train.start import start
-from draftwood.train.state import Trainee
+from draftwood.train.start import inherited, start
+from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
 
 
@@ -32,7 +33,7 @@ from draftwood.train.stopping import stop_flag
 class TrainOptions:
     """The flags of the command beside the recipe."""
 
-    data: Path
+    data: Sequence[Path]
     out: Path
     target: str | None = None  # None: the embedded one
     dtype: str = "auto"
@@ -54,13 +55,14 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     model = start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
     trainee = Trainee.of(model, recipe)
+    load_state(options.out, trainee, recipe, course.origin)
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
     with stop_flag() as stop, bar(course.steps, "training", fleet.leads) as update:
         show = Show(options.out, update, stop)
         finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
     if fleet.leads:
-        write_text(options.out / "README.md", card(course, options.data, trainee.step))
+        write_text(options.out / "README.md", card(course, trainee.step))
         notes.print(save_curves(options.out), soft_wrap=True)
         notes.print(closing(options.out, trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
@@ -71,20 +73,21 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
     """Data read and divided, the drafter's config and head decided, the feature cache opened."""
     tokenizer = load_tokenizer(target.name)
-    texts = usable(read_texts(options.data, target), min(recipe.max_length, target.context_limit))
+    manifests, texts = read_all(options.data, target)
+    texts = usable(texts, min(recipe.max_length, target.context_limit))
     if not texts:
-        raise BadInput(f"--data {options.data}: no text has an answer of two tokens or more.")
+        raise BadInput(f"--data {options.data[0]}: no text has an answer of two tokens or more.")
     seen, held_out = split(texts, recipe.holdout)
     if not seen:
         raise BadInput(f"--holdout {recipe.holdout} leaves no text to train on; lower it or make more data.")
-    mask = choose_mask_token(recipe.mask_token, target, tokenizer, texts)
-    config = drafter_config(recipe, target, mask)
-    manifest = Manifest.load(options.data)
-    config["dflash_config"]["thinking"] = manifest.thinking if manifest else "default"
+    first = inherited(recipe.init)
+    wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
+    mask = choose_mask_token(wanted, target, tokenizer, texts)
+    config = drafter_config(recipe, target, mask, manifests[0].thinking, first)
     kept = frequent_tokens(seen, target.vocab_size, recipe.head_tokens)
     head = Head.of(target, None if kept is None else torch.from_numpy(kept))
     reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
-    folder = options.features or options.data / "features"
+    folder = options.features or options.data[0] / "features"
     limit = default_limit(free_bytes(folder)) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
     features = CachedReader(reader, [*seen, *held_out], folder, limit)
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet)

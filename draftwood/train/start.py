@@ -22,6 +22,17 @@ from draftwood.target import Target
 from draftwood.train.model import TrainableDFlash
 from draftwood.universal import decoder_layers
 
+BEGINNINGS = ("target", "random")
+
+
+def inherited(init: str) -> dict[str, Any]:
+    """What a checkpoint to begin from decides: its `dflash_config`, with the target layers and the mask token."""
+    if init in BEGINNINGS:
+        return {}
+    values = read_json(checkpoint_folder(init) / "config.json")
+    parse_config(values, init)
+    return values["dflash_config"]
+
 
 def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> TrainableDFlash:
     """A drafter of this config.json on the target's device, in float32.
@@ -37,7 +48,7 @@ def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> Tr
                 parameter.normal_(0.0, config["initializer_range"])
     if init == "target":
         copy_target(model, target)
-    elif init != "random":
+    elif init not in BEGINNINGS:
         model.load_state_dict(checkpoint_tensors(config, init, target), assign=True)
     return model.to(target.device, torch.float32)
 

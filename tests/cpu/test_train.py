@@ -61,9 +61,7 @@ TEXTS = [some_text(i, 30 + 2 * i) for i in range(7)]
 @pytest.fixture(scope="module")
 def single() -> Target:
     """In float32: packed, like the targets of users."""
-    target = tiny_target(dtype=torch.float32)
-    target.pack()
-    return target
+    return tiny_target(dtype=torch.float32, pack=True)
 
 
 def make_course(target: Target, out: Path, recipe: Recipe = RECIPE, texts: list[Text] = TEXTS, **more) -> Course:
@@ -314,6 +312,7 @@ class Killed(BaseException):
 
 def run_to_the_end(course: Course) -> Trainee:
     trainee = make_trainee(course)
+    load_state(course.out, trainee, course.recipe, course.origin)
     assert train(course, trainee, Show(course.out, lambda done, text: None, lambda: False).watcher())
     return trainee
 
@@ -523,14 +522,13 @@ def test_held_out_tau_counts_the_rounds_of_a_real_run(trained, policy: str) -> N
         assert walked[: len(real) - 2] == real[: len(real) - 2]
 
 
-def test_a_run_leaves_log_curves_and_card(trained, tmp_path: Path) -> None:
+def test_a_run_leaves_log_curves_and_card(trained) -> None:
     course, _, _ = trained
     taus = [line["tau"] for line in read_log(course.out) if "tau" in line]
     assert len(taus) == 3 and taus[-1]["dflash"] > taus[0]["dflash"]
     assert (course.out / "training" / "curves.png").stat().st_size > 1000
-    Manifest(Identity.of(course.target), "off", {}).save(tmp_path)
-    text = card(course, tmp_path, 150)
-    assert f"{taus[-1]['dflash']:.2f}" in text and "greedy (6)" in text and "Thinking: off" in text
+    text = card(course, 150)
+    assert f"{taus[-1]['dflash']:.2f}" in text and "greedy (6)" in text and "Thinking: default" in text
 
 
 def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_path: Path) -> None:
@@ -558,10 +556,10 @@ def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="distill"):
-        data.read_texts(tmp_path, single)
+        data.read_all([tmp_path], single)
     Manifest(Identity.of(tiny_target(seed=5)), "default", {}).save(tmp_path)
     with pytest.raises(BadInput, match="not by"):
-        data.read_texts(tmp_path, single)
+        data.read_all([tmp_path], single)
     Manifest(replace(Identity.of(single), name="elsewhere"), "default", {}).save(tmp_path)
     with pytest.raises(BadInput, match="no texts"):
         data.read_texts(tmp_path, single)
@@ -570,7 +568,20 @@ def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> No
         data.read_texts(tmp_path, single)
     (tmp_path / "data.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(BadInput, match="damaged"):
-        data.read_texts(tmp_path, single)
+        data.read_all([tmp_path], single)
+
+
+def test_folders_go_together_if_they_are_of_one_mode(single: Target, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    for folder, text in zip(folders, TEXTS, strict=False):
+        folder.mkdir()
+        Manifest(Identity.of(single), "default", {}).save(folder)
+        data.write_shard(folder, 0, [text])
+    manifests, texts = data.read_all(folders, single)
+    assert len(manifests) == 2 and [t.job for t in texts] == [0, 1]
+    Manifest(Identity.of(single), "off", {}).save(folders[1])
+    with pytest.raises(BadInput, match="one mode"):
+        data.read_all(folders, single)
 
 
 def test_answers_to_one_prompt_are_all_held_out_or_all_seen() -> None:
