@@ -1,26 +1,31 @@
 """How likely a path of given drafter mass is to be accepted, learned from what was accepted before.
 
-A drafter's masses are opinions: too high where its depths are not independent, too low where the target is
-greedy. The model is p = exp(a) · mass^b · exp(c · (depth - 1)) with b > 0 >= c, so that p never rises along a
-path, whatever was learned. Formulas: docs/policies.md.
+A drafter's masses are opinions: too high where its depths are not independent, too low where the target is greedy.
+The model is logit p = a + b · logit mass + c · (depth - 1) with b > 0 >= c, so that p never rises along a path,
+whatever was learned. Formulas: docs/policies.md; what else was tried: docs/log.md.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.policies.base import Costs, Outlook
 from draftwood.trace import Round
-from draftwood.tree import Floats, Ints
+from draftwood.tree import Bools, Floats, Ints
 
 Array = NDArray[np.float64]
 
 NEUTRAL = np.array([0.0, 1.0, 0.0])  # a, b, c that believe the drafter
-LOWEST, HIGHEST = np.array([-3.0, 0.25, -1.0]), np.array([1.0, 4.0, 0.0])
-PRIOR = np.diag([8.0, 40.0, 200.0])  # how firmly the neutral values are held, in accepted tokens
+LOWEST, HIGHEST = np.array([-6.0, 0.25, -2.0]), np.array([3.0, 4.0, 0.0])
+PRIOR = np.diag([4.0, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
+SURE = 1 - 1e-5  # no mass counts as more: its logit would drown all others
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
-RECENT = 1 - 1 / 24  # of a drafted round's yield in the outlook, per later round of any kind
+RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
+KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
 
 
@@ -30,61 +35,94 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._information = PRIOR.copy()
-        self._drafted, self._idle = 0, 0
-        self._expected, self._nodes = 0.0, 0.0  # running means over drafted rounds: tokens Â(n), nodes n
+        self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
+        self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
+        self._idle = 0
 
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
-        a, b, c = self.weights
-        p: Floats = np.minimum(np.exp(a + b * _log(mass) + c * (depths - 1)), 1.0).astype(np.float32)
+        p: Floats = _sigmoid(_features(mass, depths) @ self.weights).astype(np.float32)
         return p
 
     def observe(self, round: Round) -> None:
-        """Learn from which depths were accepted."""
+        """Learn from which nodes were accepted."""
         if not round.drafted:
             self._idle += 1
             return
-        p = self.calibrate(round.mass, round.depths).astype(np.float64)
-        self._remember(1 + float(p.sum()), round.n)
+        features = _features(round.mass, round.depths)
         if round.n:
-            self._learn(p, round)
+            accepted = np.zeros(round.n)
+            accepted[np.array(round.path, np.int64) - 1] = 1
+            self._learn(features, accepted)
+        self._remember(features)
 
     def outlook(self, costs: Costs) -> Outlook:
         """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
-        if self._drafted < TRIALS:
+        if len(self._recent) < TRIALS:
             return Outlook(float("nan"), self._idle)
-        n = min(round(self._nodes), len(costs.verify_s) - 1)
+        # Recent trees are judged by what is known now: the first ones were expected to do as the drafter says.
+        shares = np.array(self._shares) / sum(self._shares)
+        sizes = np.array([len(features) for features in self._recent])
+        expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
+        n = min(round(float(shares @ sizes)), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        return Outlook(float(self._expected * costs.plain_s / seconds), self._idle)
+        return Outlook(float(expected * costs.plain_s / seconds), self._idle)
 
-    def _remember(self, expected: float, n: int) -> None:
+    def _remember(self, features: Array) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
-        new = 1.0 if not self._drafted else min(1 - RECENT ** (1 + self._idle), 0.5)
-        self._expected += new * (expected - self._expected)
-        self._nodes += new * (n - self._nodes)
-        self._drafted, self._idle = self._drafted + 1, 0
+        before = sum(self._shares)
+        fade = max(RECENT ** (1 + self._idle), 1 / max(before, 1.0))
+        self._shares = deque((share * fade for share in self._shares), KEPT)
+        self._shares.append(1.0)
+        self._recent.append(features)
+        self._idle = 0
 
-    def _learn(self, p: Array, round: Round) -> None:
-        """One Newton step of a Poisson regression with forgetting.
-
-        At each depth either one node was accepted or none; expected is the sum of their p. The gradient of
-        its logarithm is the p-weighted mean of the nodes' features: 1, log mass, depth - 1.
-        """
-        expected = np.bincount(round.depths, p)[1:]
-        level = np.flatnonzero(expected > 0)
-        expected = expected[level]
-        log_mass = np.bincount(round.depths, p * _log(round.mass))[1:][level] / expected
-        gradient = np.stack([np.ones(len(level)), log_mass, level], axis=1)
-        surprise = (level < round.accepted) - expected
+    def _learn(self, features: Array, accepted: Array) -> None:
+        """One Newton step of a logistic regression with forgetting."""
+        p = _sigmoid(features @ self.weights)
         forget = (1 - MEMORY) * PRIOR
-        evidence = (gradient * expected[:, None]).T @ gradient
+        evidence = (features * (p * (1 - p))[:, None]).T @ features
         self._information = MEMORY * self._information + forget + evidence
-        pull = gradient.T @ surprise + forget @ (NEUTRAL - self.weights)
+        pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
         step = np.linalg.solve(self._information, pull)
         self.weights = np.clip(self.weights + step, LOWEST, HIGHEST)
 
 
-def _log(mass: Floats) -> Array:
-    logs: Array = np.log(np.maximum(mass, np.finfo(np.float32).tiny).astype(np.float64))
-    return logs
+@dataclass(frozen=True, slots=True, eq=False)
+class Reliability:
+    """What was said to happen against what happened, by bins of equal width over [0, 1]."""
+
+    said: Array  # [bins] mean probability; NaN in an empty bin
+    happened: Array  # [bins] share
+    count: Ints  # [bins]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean distance of the two, weighted by count."""
+        return float(np.nansum(self.count * abs(self.said - self.happened)) / max(self.count.sum(), 1))
+
+
+def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliability:
+    """Probabilities `[N]` against outcomes `[N]`."""
+    place = np.minimum((said * bins).astype(np.int64), bins - 1)
+    count = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        means = [np.bincount(place, values.astype(np.float64), bins) / count for values in (said, happened)]
+    return Reliability(means[0], means[1], count)
+
+
+def temperature_bucket(temperature: float) -> float:
+    """Temperatures that share what is learned: 0, and from there to the nearest half."""
+    return 0.0 if temperature == 0 else max(round(2 * temperature) / 2, 0.5)
+
+
+def _features(mass: Floats, depths: Ints) -> Array:
+    """`[N, 3]`: 1, logit of the mass, depth - 1."""
+    known = np.clip(mass.astype(np.float64), np.finfo(np.float32).tiny, SURE)
+    return np.stack([np.ones(len(known)), np.log(known) - np.log1p(-known), depths - 1.0], axis=1)
+
+
+def _sigmoid(x: Array) -> Array:
+    p: Array = 1 / (1 + np.exp(-x))
+    return p

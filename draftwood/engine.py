@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from draftwood.acceptance import AcceptanceModel
+from draftwood.acceptance import AcceptanceModel, temperature_bucket
 from draftwood.device.rounds import Device, DeviceRounds
 from draftwood.drafters.base import Drafter
 from draftwood.errors import BadInput, nearest
@@ -110,7 +110,7 @@ class Engine:
         """
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
         self._offline, self._remember = offline, remember
-        self._acceptance: dict[tuple[str, bool], AcceptanceModel] = {}
+        self._acceptance: dict[tuple[str, float], AcceptanceModel] = {}
         self._asked, self.device = backend, Device(target, drafter)
         if backend not in BACKENDS:
             raise BadInput(
@@ -178,7 +178,9 @@ class Engine:
         self.check(prompt, max_new_tokens)
         end = min(self.target.context_limit, len(prompt) + max_new_tokens)
         sampler = Sampler(sampling, prompt, rule)
-        acceptance = self._acceptance.setdefault((policy.name, sampling.greedy), AcceptanceModel())
+        acceptance = self._acceptance.setdefault(
+            (policy.name, temperature_bucket(sampling.temperature)), AcceptanceModel()
+        )
         rounds: Rounds
         if self.backend(policy, rule).name == "device":
             rounds = DeviceRounds(self.device, self.target, policy, sampler, end)
@@ -219,7 +221,7 @@ class Engine:
                 begun.drafted,
                 tree.mass[1:],
                 tree.depths[1:],
-                len(verdict.path),
+                verdict.path,
                 clock.seconds,
                 self.latency.predict(len(tree), context, begun.drafted, padding),
                 padding,

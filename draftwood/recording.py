@@ -121,7 +121,7 @@ def _answers(lines: Iterator[dict[str, Any]]) -> Iterator[Answer]:
 
 def round_to_json(round: Round) -> dict[str, Any]:
     """Everything in a round; log-probabilities keep three digits, masses are left to the draft where it has them."""
-    line: dict[str, Any] = {"c": round.context, "a": round.accepted, "s": rounded(round.seconds)}
+    line: dict[str, Any] = {"c": round.context, "a": [int(node) for node in round.path], "s": rounded(round.seconds)}
     line |= {"p": rounded(round.predicted)} if round.predicted else {}
     line |= {"pad": round.padding} if round.padding else {}
     if round.draft is not None:
@@ -134,7 +134,7 @@ def round_from_json(line: Mapping[str, Any]) -> Round:
     draft = _draft_from_json(line)
     mass = _masses(line.get("m", ()))
     return Round(
-        int(line["c"]), len(depths), draft is not None, mass, depths, int(line["a"]), line["s"], line.get("p", {}),
+        int(line["c"]), len(depths), draft is not None, mass, depths, line["a"], line["s"], line.get("p", {}),
         int(line.get("pad", 0)), draft,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,16 @@ class Round:
     drafted: bool  # False: the policy skipped the drafter
     mass: Floats  # [n] the drafter's path probabilities of the verified nodes
     depths: Ints  # [n]
-    accepted: int  # nodes accepted; the round emitted 1 + accepted tokens
+    path: Sequence[int]  # accepted nodes in order, the root being 0; the round emitted one token more
     seconds: dict[str, float]  # by verb, see VERBS
     predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
     padding: int = 0  # tokens that the target ran besides, to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
+
+    @property
+    def accepted(self) -> int:
+        """Nodes accepted."""
+        return len(self.path)
 
     @property
     def width(self) -> int:

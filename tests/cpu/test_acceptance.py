@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.acceptance import TRIALS, AcceptanceModel
+from draftwood.acceptance import TRIALS, AcceptanceModel, reliability, temperature_bucket
 from draftwood.grow import grow
 from draftwood.policies.base import Costs
 from draftwood.trace import Round
@@ -26,18 +26,22 @@ def a_tree(rng: np.random.Generator, n: int = 16) -> Tree:
     return grow(Lattice(np.arange(360).reshape(12, 30), logp.astype(np.float32)), 0, n)
 
 
-def walk(tree: Tree, p: np.ndarray, rng: np.random.Generator) -> int:
-    """Accepted nodes of one walk in which node i is reached with probability p[i], the root with 1."""
-    node, accepted = 0, 0
+def walk(tree: Tree, p: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """The path of one walk in which node i is reached with probability p[i], the root with 1."""
+    path = [0]
     while True:
+        node = path[-1]
         children = np.flatnonzero(tree.parents == node)
         chosen = np.searchsorted(np.cumsum(p[children]) / p[node], rng.uniform())
         if chosen >= len(children):
-            return accepted
-        node, accepted = children[chosen], accepted + 1
+            return path[1:]
+        path.append(int(children[chosen]))
 
 
-def a_round(tree: Tree, accepted: int = 0, drafted: bool = True) -> Round:
+def a_round(tree: Tree, accepted: int | list[int] = 0, drafted: bool = True) -> Round:
+    """`accepted` is a path, or how deep the likeliest node was that was."""
+    if isinstance(accepted, int):
+        accepted = tree.path(int(np.flatnonzero(tree.depths == accepted)[0]))
     return Round(0, len(tree), drafted, tree.mass[1:], tree.depths[1:], accepted, {}, {})
 
 
@@ -66,6 +70,35 @@ def test_calibration_halves_the_error_of_the_expected_length(name: str) -> None:
         raw += abs(mass.sum() - right)
         calibrated += abs(model.calibrate(mass, depths).sum() - right)
     assert calibrated < raw / 2
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_calibration_halves_the_expected_calibration_error(name: str) -> None:
+    rng, model, truth = np.random.default_rng(1), AcceptanceModel(), TRUTHS[name]
+    train(model, truth, rng)
+    raw, calibrated, accepted = [], [], []
+    for _ in range(300):
+        tree = a_tree(rng)
+        path = walk(tree, np.append(1.0, truth(tree.mass[1:].astype(float), tree.depths[1:])), rng)
+        raw.append(tree.mass[1:])
+        calibrated.append(model.calibrate(tree.mass[1:], tree.depths[1:]))
+        accepted.append(np.isin(np.arange(1, 1 + len(tree)), path))
+    happened = np.concatenate(accepted)
+    assert (
+        reliability(np.concatenate(calibrated), happened).error < reliability(np.concatenate(raw), happened).error / 2
+    )
+
+
+def test_reliability_compares_what_was_said_with_what_happened() -> None:
+    said, happened = np.array([0.05, 0.05, 0.95, 0.95]), np.array([False, True, True, True])
+    found = reliability(said, happened, bins=10)
+    assert found.count.sum() == 4 and found.count[0] == 2 and found.count[9] == 2
+    assert found.said[0] == pytest.approx(0.05) and found.happened[0] == 0.5 and np.isnan(found.said[5])
+    assert found.error == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
+
+
+def test_temperatures_share_a_bucket_with_their_like_and_greedy_has_its_own() -> None:
+    assert [temperature_bucket(t) for t in (0.0, 0.01, 0.6, 0.7, 1.0, 1.1, 2.0)] == [0, 0.5, 0.5, 0.5, 1, 1, 2]
 
 
 def test_a_drafter_that_is_right_about_itself_is_left_alone() -> None:

@@ -34,7 +34,7 @@ def a_round(accepted: int = 1, n: int = 4, seconds: float = 0.04, predicted: flo
     """Three quarters verify, one quarter commit."""
     by_verb = {"verify": 0.75 * seconds, "commit": 0.25 * seconds}
     parts = {"verify": 0.8 * predicted, "aux": 0.2 * predicted} if predicted else {}
-    return Round(9, n, n > 0, np.ones(n, np.float32), np.ones(n, np.int64), accepted, by_verb, parts)
+    return Round(9, n, n > 0, np.ones(n, np.float32), np.ones(n, np.int64), range(1, 1 + accepted), by_verb, parts)
 
 
 def a_run(prompt: str, method: str, tokens: int, decode_s: float, **more: object) -> Run:

@@ -44,7 +44,7 @@ def model() -> LatencyModel:
 
 def a_round(n: int, verify_s: float, drafted: bool = True, context: int = 100, host_s: float = 4e-4) -> Round:
     seconds = {"choose": host_s, "verify": verify_s} | ({"draft": 0.007} if drafted else {})
-    return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), 0, seconds, {})
+    return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), [], seconds, {})
 
 
 def trained(widths: list[int], rounds: int = 40, noise: float = 0.03) -> LatencyModel:

@@ -42,14 +42,14 @@ def rounds(draw: st.DrawFn) -> Round:
         tree = tree[:0]
     seconds, predicted = {"verify": 0.03, "draft": 0.01}, draw(st.sampled_from([{}, {"verify": 0.02, "aux": 1e-3}]))
     masses = tree.mass[1:], tree.depths[1:]
-    return Round(7, len(tree), draft is not None, *masses, 0, seconds, predicted, draw(st.integers(0, 3)), draft)
+    return Round(7, len(tree), draft is not None, *masses, [], seconds, predicted, draw(st.integers(0, 3)), draft)
 
 
 @given(rounds())
 @settings(max_examples=60)
 def test_a_round_is_read_as_it_was_written(round: Round) -> None:
     again = round_from_json(json.loads(json.dumps(round_to_json(round))))
-    for name in ("context", "n", "drafted", "accepted", "seconds", "predicted", "padding", "width"):
+    for name in ("context", "n", "drafted", "path", "seconds", "predicted", "padding", "width"):
         assert getattr(again, name) == getattr(round, name), name
     np.testing.assert_allclose(again.mass, round.mass, rtol=1e-3)
     assert np.array_equal(again.depths, round.depths) and type(again.draft) is type(round.draft)
@@ -69,7 +69,7 @@ def an_answer(name: str, rounds: list[Round] | None = None) -> Answer:
 def test_a_trace_grows_answer_by_answer(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     recording.start(path, Header("target", "drafter", {"machine": {"peak": 1.0}}))
-    recording.append(path, [an_answer("a", [round_from_json({"c": 3, "a": 0, "s": {"verify": 1.0}})])])
+    recording.append(path, [an_answer("a", [round_from_json({"c": 3, "a": [], "s": {"verify": 1.0}})])])
     recording.append(path, [an_answer("b")])
     trace = Trace.load(path)
     assert trace.header == Header("target", "drafter", {"machine": {"peak": 1.0}})
@@ -116,8 +116,8 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     errors = Errors.of([(1.1, 1.0), (0.8, 1.0), (1.0, 2.0), (1.0, 0.0)])
     assert errors.median == pytest.approx(0.2) and errors.p90 == pytest.approx(0.44)
     assert np.isnan(Errors.of([]).median)
-    silent = round_from_json({"c": 3, "a": 0, "s": {"verify": 1.0}})
-    plain = round_from_json({"c": 3, "a": 0, "s": {"verify": 1.0, "grow": 0.5}, "p": {"verify": 1.5, "aux": 0.5}})
+    silent = round_from_json({"c": 3, "a": [], "s": {"verify": 1.0}})
+    plain = round_from_json({"c": 3, "a": [], "s": {"verify": 1.0, "grow": 0.5}, "p": {"verify": 1.5, "aux": 0.5}})
     found = prediction_errors([silent, plain])
     assert found["verify"].median == pytest.approx(0.5) and found["aux"].median == 0
     assert found["round"].median == pytest.approx(1 / 3) and np.isnan(found["draft"].median)
