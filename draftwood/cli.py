@@ -39,8 +39,11 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if args is None else args)
+    if given[:2] == ["bench", "gpu"]:  # a command of its own: its flags are others
+        given[:2] = ["bench-gpu"]
     try:
-        sys.exit(app(args, prog_name="draftwood", standalone_mode=False))
+        sys.exit(app(given, prog_name="draftwood", standalone_mode=False))
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
         print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
@@ -148,6 +151,51 @@ def bench(
     run_bench(options)
 
 
+@app.command("bench-gpu")
+def bench_gpu(
+    models: Annotated[str, typer.Option(help="Shapes, comma-separated, such as Qwen3-8B; none: all.")] = "",
+    widths: Annotated[str, typer.Option(help="Tokens of a verification, comma-separated.")] = "",
+    contexts: Annotated[str, typer.Option(help="Context lengths, comma-separated.")] = "",
+    rates: Annotated[
+        str, typer.Option(help="Synthetic acceptance, comma-separated: gsm8k, tau9.56, or a file of bench --trace.")
+    ] = "gsm8k,tau9.56",
+    new_tokens: Annotated[int, typer.Option(help="Tokens of a whole answer.")] = 256,
+    quick: Annotated[bool, typer.Option("--quick", help="Two models, one context, few repeats.")] = False,
+    with_smollm2: Annotated[
+        bool, typer.Option("--with-smollm2", help="Also SmolLM2-135M with its real weights and drafter.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds; what is left then is done by the same command later. Needs --out.")
+    ] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for groups.jsonl, summary.json and gpu.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
+) -> None:
+    """Or "bench gpu": what a round takes of a device, part by part beside its roofline; no weights, no network."""
+    numbers = [parse_numbers(name, text) for name, text in (("widths", widths), ("contexts", contexts))]
+    from draftwood.bench.gpu.options import GpuOptions
+
+    options = GpuOptions(
+        models=parse_names(models),
+        widths=numbers[0],
+        contexts=numbers[1],
+        rates=parse_names(rates),
+        new_tokens=new_tokens,
+        quick=quick,
+        with_smollm2=with_smollm2,
+        budget_s=budget,
+        device=device,
+        dtype=dtype,
+        out=out,
+        json=as_json,
+    )
+    from draftwood.bench.gpu.run import run_gpu_bench
+
+    hide_progress_bars()
+    run_gpu_bench(options)
+
+
 @app.command()
 def calibrate(
     target: Target = None,
@@ -233,6 +281,19 @@ def parse_contexts(text: str) -> list[int]:
     if lengths[0] < 0:
         raise BadInput(f"--contexts is {text!r}; expected whole numbers from 0 up, such as 0,1024.")
     return lengths
+
+
+def parse_names(text: str) -> list[str]:
+    """`"a, b"` -> `["a", "b"]`."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_numbers(flag: str, text: str) -> list[int]:
+    """`"1,16"` -> `[1, 16]`."""
+    try:
+        return [int(part) for part in parse_names(text)]
+    except ValueError:
+        raise BadInput(f"--{flag} is {text!r}; expected whole numbers, such as 1,16.") from None
 
 
 def hide_progress_bars() -> None:

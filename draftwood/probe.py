@@ -31,7 +31,7 @@ class Sizes:
     rows: int  # tokens of the product that measures arithmetic
 
 
-ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=4096, rows=4096)
+ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=8192, rows=4096)  # launches must not count on a GPU
 
 
 def probe(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Machine:

@@ -16,7 +16,7 @@ from torch import Tensor
 MOST = 64  # graphs kept, the longest unused go first: each one holds its kernels' parameters
 WARM_UPS = 2  # runs before a capture: kernels are chosen and compiled in them
 
-Stage = Callable[[], None]
+Stage = Callable[[], object]
 
 
 class Graphs:

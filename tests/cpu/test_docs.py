@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def blocks(text: str, language: str = "") -> list[str]:
@@ -80,8 +80,8 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for code in [*blocks(page.read_text()), *re.findall(r"`(draftwood [^`]+)`", page.read_text())]:
             for line in code.replace("\\\n", " ").splitlines():
-                if found := re.match(r"(?:draftwood|\$\(BIN\)/draftwood) ([a-z-]+)", line):
-                    yield found[1], line
+                if found := re.match(r"(?:draftwood|\$\(BIN\)/draftwood) (bench gpu|[a-z-]+)", line):
+                    yield found[1].replace(" ", "-"), line
 
 
 def test_every_command_and_flag_exists() -> None:

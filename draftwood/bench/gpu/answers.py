@@ -1,0 +1,75 @@
+"""Whole answers under synthetic acceptance: tokens per second of the engine as users run it, prefill left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from draftwood import registry
+from draftwood.bench.gpu.rates import Rates
+from draftwood.bench.gpu.synthetic import ScriptedDrafter
+from draftwood.engine import Engine
+from draftwood.latency import LatencyModel, Machine
+from draftwood.target import Target
+from draftwood.trace import Round, tau
+
+PLAIN = "autoregressive"
+POLICIES = ("dflash", "ddtree:63", "ddtree:127", "bastion:255")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of one policy."""
+
+    policy: str
+    tokens: list[int]
+    seconds: float  # from the first token to the last
+    rounds: list[Round]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (len(self.tokens) - 1) / self.seconds
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "policy": self.policy,
+            "tokens_per_s": self.tokens_per_s,
+            "tau": tau(self.rounds),
+            "round_s": self.seconds / len(self.rounds),
+            "width": sum(r.width for r in self.rounds) / len(self.rounds),
+        }
+
+
+class Writer:
+    """One engine that writes after the same prompt with every policy."""
+
+    def __init__(self, target: Target, drafter: ScriptedDrafter, machine: Machine, context: int, tokens: int) -> None:
+        latency = LatencyModel(machine, target.work, drafter.work)
+        self._engine = Engine(target, drafter, registry.policy(PLAIN), latency, backend="device")
+        self._drafter, self._tokens = drafter, tokens
+        self._prompt = [(7919 * i + 13) % (target.vocab_size - 2) for i in range(context)]
+
+    def measure(self, rates: Rates, policies: Sequence[str], repeats: int) -> Iterator[list[Answer]]:
+        """Plain decoding and every policy once, `repeats` times; another one first each time, and one to warm up."""
+        truth = self._write(PLAIN).tokens
+        methods = [PLAIN, *policies]
+        for repeat in range(1 + repeats):
+            self._drafter.follow(truth, len(self._prompt), rates, seed=repeat)
+            first = repeat % len(methods)
+            answers = [self._write(policy) for policy in (*methods[first:], *methods[:first])]
+            if repeat:
+                yield answers
+
+    def _write(self, policy: str) -> Answer:
+        steps = self._engine.run(self._prompt, self._tokens, policy=registry.policy(policy))
+        written, rounds = list(next(steps).tokens), []
+        start = time.perf_counter()
+        for step in steps:
+            written += step.tokens
+            assert step.round is not None
+            rounds.append(step.round)
+        return Answer(policy, written, time.perf_counter() - start, rounds)
+
+    def nbytes(self) -> dict[str, int]:
+        return self._engine.device.nbytes()

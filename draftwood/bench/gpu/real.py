@@ -1,0 +1,47 @@
+"""SmolLM2-135M with its own weights and the drafter that ships: the same parts, and answers as users get them."""
+
+from __future__ import annotations
+
+from draftwood.bench.gpu.options import GpuOptions
+from draftwood.bench.gpu.parts import SLACK, Bench
+from draftwood.bench.gpu.results import Row
+from draftwood.bench.measure import Settings, measure
+from draftwood.bench.prompts import load_prompts
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.latency import Machine
+from draftwood.llm import LLM, load
+
+NAME = "SmolLM2-135M, real"
+POLICIES = ("dflash", "ddtree:15", "bastion")
+
+
+def real_rows(options: GpuOptions, machine: Machine) -> list[Row]:
+    """Nothing synthetic: prompts that ship, texts of the model, acceptance of its drafter."""
+    llm = load(dtype=options.dtype, device=options.device)
+    assert isinstance(llm.drafter, DFlashDrafter)
+    bench = Bench(llm.target, llm.drafter, machine, options.all_widths())
+    contexts = [c for c in options.all_contexts() if c <= llm.target.context_limit - SLACK]
+    rows: list[Row] = [t.to_json(NAME) for c in contexts for t in bench.measure(c, options.batches)]
+    return [*rows, *answer_rows(options, llm)]
+
+
+def answer_rows(options: GpuOptions, llm: LLM) -> list[Row]:
+    prompts = load_prompts([], 4 if options.quick else 16)
+    summary = measure(llm, prompts, POLICIES, Settings(options.new_tokens))
+    rows = []
+    for policy, stats in summary.policies.items():
+        figures = {"tokens_per_s": stats.tokens_per_s, "tau": stats.tau, "width": stats.mean_width}
+        rows.append(
+            {
+                "model": NAME,
+                "kind": "answers",
+                "synthetic": False,
+                "rates": "its own",
+                "policy": policy,
+                **figures,
+                "speedup": stats.speedup_vs_plain,
+                "round_s": stats.round_ms / 1e3,
+                "identical": None if stats.identical is None else stats.identical / stats.prompts,
+            }
+        )
+    return rows

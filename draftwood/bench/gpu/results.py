@@ -1,0 +1,62 @@
+"""Results on disk, group by group, so that a run that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwood.bench.records import check_writable, unwritable
+from draftwood.errors import BadInput
+
+FILE = "groups.jsonl"
+Row = dict[str, Any]
+
+
+class Results:
+    """Finished groups by name. `conditions` is what all of them must have been measured under."""
+
+    def __init__(self, folder: Path | None, conditions: Row) -> None:
+        """Raises BadInput for a folder that cannot be written, or holds results of other conditions."""
+        check_writable(folder)
+        self._file = None if folder is None else folder / FILE
+        self.groups: dict[str, list[Row]] = {}
+        conditions = json.loads(json.dumps(conditions))
+        known = read(self._file) if self._file is not None and self._file.exists() else []
+        found = known[0].get("conditions") if known else conditions
+        if found != conditions:
+            raise BadInput(f"--out {folder} holds results of {found}, not of {conditions}; name another folder.")
+        if self._file is not None:  # whole lines alone: the next ones would continue one that was cut off
+            self._file.write_text("".join(map(as_line, known or [{"conditions": conditions}])), encoding="utf-8")
+        self.groups = {line["group"]: line["rows"] for line in known[1:]}
+
+    def add(self, group: str, rows: Sequence[Row]) -> None:
+        """A whole group, written at once."""
+        self.groups[group] = list(rows)
+        self._append({"group": group, "rows": self.groups[group]})
+
+    def rows(self) -> list[Row]:
+        return [row for rows in self.groups.values() for row in rows]
+
+    def _append(self, line: Row) -> None:
+        if self._file is None:
+            return
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(as_line(line))
+        except OSError as error:
+            raise unwritable(self._file.parent, error) from None
+
+
+def as_line(row: Row) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def read(path: Path) -> list[Row]:
+    """Whole lines; one that was cut off is the last and does not count."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged ({error}); name another folder.") from None
