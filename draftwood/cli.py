@@ -131,7 +131,7 @@ def bench(
 
     options = BenchOptions(
         prompts=[*(prompts or []), *(more or [])],
-        policies=[spec.strip() for spec in policies.split(",") if spec.strip()],
+        policies=names(policies),
         max_new_tokens=max_new_tokens,
         limit=limit,
         temperature=temperature,
@@ -194,6 +194,27 @@ def bench_gpu(
 
     hide_progress_bars()
     run_gpu_bench(options)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[Path, typer.Option(help="File that bench --trace wrote.")],
+    policies: Annotated[
+        str, typer.Option(help="Comma-separated, as in generate --policy.")
+    ] = "dflash,ddtree:4,ddtree:8,ddtree:16,ddtree:32,ddtree:64,bastion",
+    hardware: Annotated[
+        str, typer.Option(help="this, a100, h100, h200, rtx4090, rtxpro6000 or a JSON file; or several.")
+    ] = "this",
+    target_config: Annotated[
+        str | None, typer.Option(help="qwen3-4b, qwen3-8b, llama-3.1-8b or a config.json; none: as recorded.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for simulation.json and pareto.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the figures, no tables.")] = False,
+) -> None:
+    """Replay recorded drafts under other policies, on this machine or a modelled one."""
+    from draftwood.bench.simulation import run_simulation
+
+    run_simulation(trace, names(policies), names(hardware), target_config, out, as_json)
 
 
 @app.command()
@@ -270,6 +291,11 @@ def read_prompt(prompt: str | None) -> str:
     if not text.strip():
         raise BadInput("The prompt is empty; give some text to continue or to answer.")
     return text
+
+
+def names(text: str) -> list[str]:
+    """What stands between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_contexts(text: str) -> list[int]:

@@ -17,11 +17,9 @@ from draftwood.device.state import Report, State
 from draftwood.device.view import View
 from draftwood.device.walk import Walk, compact, compaction, walk
 from draftwood.grow import Growth
+from draftwood.hardware import CAPTURED
 from draftwood.lean import Lean
 from draftwood.plan import Verified
-
-# Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
-WIDTHS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 class Stages:
@@ -38,7 +36,7 @@ class Stages:
         self._depth = min(depth, growth.depth or depth)
         nodes = self._grower.size
         self._is_chain = growth.per_depth == 1
-        self.widths = (*(w for w in WIDTHS if w <= nodes), 1 + nodes)
+        self.widths = (*(w for w in CAPTURED if w <= nodes), 1 + nodes)
         self.report = Report(nodes, self._depth, device)
         zeros = torch.zeros(1 + nodes, dtype=torch.int64, device=device)
         self._tree = DeviceTree(zeros, zeros.clone(), zeros.clone(), zeros.float(), zeros[0].clone())

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
     "tree", "grow", "accept", "sampling", "latency", "footprint", "acceptance", "trace", "recording", "simulate",
-    "offline_profile", "policies", "errors", "store",
+    "hardware", "offline_profile", "policies", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"accept", "sampling"}  # of the idea
 DOORS = {"__main__", "cli", "cli_show", "demo", "doctor", "bench", "server", "train", "serve_ray"}

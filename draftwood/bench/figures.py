@@ -1,0 +1,36 @@
+"""What all figures share: a size, a dash and a marker for each line so that grey prints stay readable, a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."), ("*", ":"))
+GREYS = ("#1b3a5c", "#b5541c", "#3f7f4f", "#8a6fb0", "#c2a83e", "#5fa8c4", "#a33b52", "#777777")  # differ in grey, too
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
+
+
+def styles() -> Iterator[dict[str, Any]]:
+    """Keyword arguments for one line after another."""
+    for (marker, line), colour in cycle(list(zip(STYLES, GREYS, strict=True))):
+        yield {"marker": marker, "linestyle": line, "color": colour, "markersize": 5}
+
+
+def save_figure(path: Path, draw: Callable[[Axes], None], size: tuple[float, float] = (8, 4.5)) -> None:
+    """Draw into one pair of axes and write a PNG. Raises MissingExtra without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra(
+            "Figures are drawn with matplotlib, which is not installed; run: pip install draftwood[bench]"
+        ) from None
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure.subplots())
+    figure.savefig(path, dpi=120)

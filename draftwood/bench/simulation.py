@@ -1,0 +1,207 @@
+"""`draftwood simulate`: recorded drafts replayed under every policy and machine that was asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from draftwood import registry
+from draftwood.bench.report import new_table, number, percent
+from draftwood.bench.stats import PLAIN, jsonable, quotient
+from draftwood.errors import BadInput
+from draftwood.footprint import Footprint
+from draftwood.hardware import Hardware, Modelled, draft_work, footprint, hardware, target_config
+from draftwood.latency import LatencyModel, Machine, Work
+from draftwood.recording import Answer, Trace
+from draftwood.simulate import Prices, Replayed, Script, replay, scripts
+from draftwood.trace import tau
+
+HERE = "this"  # the machine that the trace was recorded on
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy on one machine."""
+
+    hardware: str
+    policy: str
+    tokens_per_s: float
+    speedup: float  # over plain decoding on the same machine
+    tau: float
+    mean_width: float  # tokens of the target run a round, the root included
+    work: float  # tokens of the target run for each token written
+    drafted: float  # share of rounds
+    rounds: int
+    skipped: float  # share of the text that no recorded draft could start at
+    clipped: float  # share of rounds that may have wanted more candidates than were recorded
+    measured: float  # tokens per second of the same policy when the trace was made; NaN if it was not run there
+
+    @property
+    def error(self) -> float:
+        """Of the simulation against what was measured."""
+        return self.tokens_per_s / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    cells: list[Cell]
+    rounds_per_s: float  # replayed rounds per second of this program's own time
+
+    def to_json(self) -> dict[str, Any]:
+        cells = [{**{name: getattr(c, name) for name in Cell.__slots__}, "error": c.error} for c in self.cells]
+        full: dict[str, Any] = jsonable({"cells": cells, "rounds_per_s": self.rounds_per_s})
+        return full
+
+
+def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None = None) -> Simulation:
+    """Replay every policy on every machine, plain decoding first.
+
+    Raises BadInput for an unknown policy, machine or config, and for a trace without drafts.
+    """
+    rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
+    texts = scripts(trace.answers)
+    if not any(script.drafts for script in texts):
+        raise BadInput("The trace holds no drafts; record one with a drafter: draftwood bench --trace --out DIR.")
+    prices = {name: prices_of(trace, name, config) for name in machines}
+    cells: list[Cell] = []
+    start = time.perf_counter()
+    for name, price in prices.items():
+        measured = measured_rates(trace.answers) if name == HERE and config is None else {}
+        plain = float("nan")
+        for rule in rules:
+            played = replay(rule, texts, price)
+            plain = played.tokens_per_s if rule.name == PLAIN else plain
+            cells.append(cell(name, rule.name, played, plain, texts, measured.get(rule.name, float("nan"))))
+    seconds = time.perf_counter() - start
+    return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds))
+
+
+def cell(machine: str, policy: str, played: Replayed, plain: float, texts: Sequence[Script], measured: float) -> Cell:
+    rounds = played.rounds
+    run = sum(1 + r.n for r in rounds)
+    return Cell(
+        machine,
+        policy,
+        played.tokens_per_s,
+        played.tokens_per_s / plain,
+        tau(rounds),
+        quotient(run, len(rounds)),
+        quotient(run, played.tokens),
+        quotient(sum(r.drafted for r in rounds), len(rounds)),
+        len(rounds),
+        quotient(played.skipped, sum(len(t.answer.tokens) - 1 for t in texts)),
+        quotient(played.clipped, len(rounds)),
+        measured,
+    )
+
+
+def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
+    """Tokens per second of each policy as it was really run."""
+    totals: dict[str, list[float]] = {}
+    for answer in answers:
+        total = totals.setdefault(answer.policy, [0.0, 0.0])
+        total[0] += len(answer.tokens) - 1
+        total[1] += answer.decode_s
+    return {policy: quotient(tokens, seconds) for policy, (tokens, seconds) in totals.items()}
+
+
+def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
+    """Prices of `this` machine from the recorded rounds, of any other by roofline."""
+    if name == HERE and config is None:
+        return learned(trace)
+    machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
+    sizes, draft = recorded_work(trace)
+    if config is not None:
+        described = target_config(config)
+        sizes, draft = footprint(described), draft_work(described)
+    return Modelled(LatencyModel(machine.machine, sizes.work, draft), machine.widths)
+
+
+def learned(trace: Trace) -> LatencyModel:
+    """A latency model that has seen every recorded round."""
+    sizes, draft = recorded_work(trace)
+    model = LatencyModel(recorded_machine(trace), sizes.work, draft)
+    for answer in trace.answers:
+        for round in answer.rounds:
+            model.observe(round)
+    return model
+
+
+def recorded_machine(trace: Trace) -> Machine:
+    return Machine(**fact(trace, "machine"))
+
+
+def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
+    """The target's sizes and the drafter's work, as the header has them."""
+    known = {int(context): work for context, work in fact(trace, "draft_work").items()}
+    contexts = sorted(known)
+    columns = list(zip(*(known[c] for c in contexts), strict=True))
+
+    def draft(context: int) -> Work:
+        flops, size, launches = (float(np.interp(context, contexts, column)) for column in columns)
+        return Work(flops, size, round(launches))
+
+    return Footprint(**fact(trace, "footprint")), draft if known else lambda context: Work(0.0, 0.0, 0)
+
+
+def fact(trace: Trace, name: str) -> Any:
+    if name not in trace.header.facts:
+        raise BadInput(f"The trace does not say its {name}; record it again with draftwood bench --trace.")
+    return trace.header.facts[name]
+
+
+def run_simulation(
+    path: Path, policies: Sequence[str], machines: Sequence[str], config: str | None, out: Path | None, as_json: bool
+) -> None:
+    """The command: tables on stdout unless only JSON was asked for, plots and JSON into `out`."""
+    found = simulate(Trace.load(path), policies, machines, config)
+    if out is not None:
+        write(found, out)
+    if not as_json:
+        show(found, Console())
+    print(json.dumps(found.to_json(), allow_nan=False), flush=True)
+
+
+def write(found: Simulation, out: Path) -> None:
+    from draftwood.bench.figures import save_figure
+    from draftwood.bench.figures_simulated import draw_pareto
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "simulation.json").write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        save_figure(out / "pareto.png", lambda axes: draw_pareto(axes, found.cells))
+    except OSError as error:
+        raise BadInput(f"--out {out}: nothing can be written there ({error.strerror}); name another folder.") from None
+
+
+def show(found: Simulation, console: Console) -> None:
+    for name in dict.fromkeys(c.hardware for c in found.cells):
+        cells = [c for c in found.cells if c.hardware == name]
+        columns = ("tokens/s", "× plain", "τ", "width", "drafted", "measured", "error")
+        table = new_table(f"Simulated on {name}", "policy", columns)
+        for c in cells:
+            table.add_row(
+                c.policy,
+                number(c.tokens_per_s, 1),
+                number(c.speedup, 2),
+                number(c.tau, 2),
+                number(c.mean_width, 1),
+                percent(c.drafted),
+                number(c.measured, 1),
+                percent(c.error),
+            )
+        console.print(table)
+    for c in found.cells:
+        if c.skipped > 0.01 or c.clipped > 0.05:
+            console.print(
+                f"{c.policy} on {c.hardware}: {percent(c.skipped)} of the text had no recorded draft and was left out; "
+                f"{percent(c.clipped)} of the trees may have wanted more candidates than were recorded."
+            )
+    console.print(f"{found.rounds_per_s:.0f} rounds a second.")

@@ -1,0 +1,142 @@
+"""Machines and models that are not here: a card's figures and a config's sizes, enough to price a round by roofline.
+
+What a card reaches is taken as a share of its data sheet, the same for all of them, and nothing here was measured:
+such prices rank policies and cards, they promise no tokens per second. A file with measured figures does better.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import BadInput, nearest
+from draftwood.footprint import Footprint
+from draftwood.latency import LatencyModel, Machine, Work
+from draftwood.policies.base import Costs
+
+REACHED_PEAK, REACHED_BANDWIDTH = 0.7, 0.8  # of the data sheet, by large products and long streams
+GRAPH_LAUNCH_S = 1.5e-6  # an operator inside a captured graph
+# Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
+CAPTURED = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+# Dense bf16 FLOP/s and bytes/s of the data sheets (SXM where there are several).
+CARDS = {
+    "a100": (312e12, 2.039e12),
+    "h100": (989e12, 3.35e12),
+    "h200": (989e12, 4.8e12),
+    "rtx4090": (165e12, 1.008e12),
+    "rtxpro6000": (504e12, 1.792e12),
+}
+QWEN3 = {
+    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36,
+    "vocab_size": 151936,
+}  # fmt: skip
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-4b": {**QWEN3, "hidden_size": 2560, "intermediate_size": 9728},
+    "qwen3-8b": {**QWEN3, "hidden_size": 4096, "intermediate_size": 12288},
+    "llama-3.1-8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 32, "vocab_size": 128256,
+    },
+}  # fmt: skip
+NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+ITEMSIZE = 2  # bf16
+LAUNCHES_PER_LAYER = 20
+BLOCK, DRAFT_LAYERS, TAPS = 16, 5, 5  # of a DFlash drafter as published
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A machine and the widths that run fast on it; none: every width."""
+
+    machine: Machine
+    widths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Modelled:
+    """Prices of rounds that never ran."""
+
+    latency: LatencyModel
+    widths: tuple[int, ...]
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        if not self.widths or not n_max:
+            return self.latency.costs(n_max, context)
+        last = next((width for width in self.widths if width > n_max), 1 + n_max)
+        costs = self.latency.costs(last - 1, context).stepped([w for w in self.widths if w < last] + [last])
+        return replace(costs, aux_s=costs.aux_s[: 1 + n_max], verify_s=costs.verify_s[: 1 + n_max])
+
+
+def hardware(name: str) -> Hardware:
+    """`a100`, or a JSON file with `peak` FLOP/s, `bandwidth` bytes/s, `launch_s` and perhaps `widths`.
+
+    Raises BadInput for anything else.
+    """
+    if name in CARDS:
+        peak, bandwidth = CARDS[name]
+        return Hardware(Machine(name, REACHED_PEAK * peak, REACHED_BANDWIDTH * bandwidth, GRAPH_LAUNCH_S), CAPTURED)
+    _check_known("hardware", name, ["this", *CARDS])
+    data = _read(Path(name), "--hardware")
+    try:
+        figures = [float(data[key]) for key in ("peak", "bandwidth", "launch_s")]
+        widths = tuple(sorted({int(width) for width in data.get("widths", ())}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{name} is no machine ({error}); expected numbers for peak, bandwidth and launch_s.") from None
+    if min(figures) <= 0 or min(widths, default=1) < 1:
+        raise BadInput(f"{name} is no machine: its figures must be positive.")
+    return Hardware(Machine(str(data.get("name", Path(name).stem)), *figures), widths)
+
+
+def target_config(name: str) -> Mapping[str, Any]:
+    """Sizes by a known model's name or from a config.json. Raises BadInput for anything else."""
+    if name in CONFIGS:
+        return CONFIGS[name]
+    _check_known("target config", name, list(CONFIGS))
+    data = _read(Path(name), "--target-config")
+    absent = [key for key in NEEDED if not isinstance(data.get(key), int)]
+    if absent:
+        raise BadInput(f"{name} does not describe a dense decoder: {', '.join(absent)} missing.")
+    return data
+
+
+def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint:
+    """A dense decoder of a config's sizes in bf16, its head included."""
+    layers = layers or int(config["num_hidden_layers"])
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    kv_width = head_dim * int(config.get("num_key_value_heads") or heads)
+    layer = hidden * (2 * heads * head_dim + 2 * kv_width + 3 * int(config["intermediate_size"]))
+    weights = layers * layer + hidden * int(config["vocab_size"])
+    kv_bytes = 2 * layers * kv_width * ITEMSIZE
+    return Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, LAUNCHES_PER_LAYER * layers)
+
+
+def draft_work(config: Mapping[str, Any]) -> Callable[[int], Work]:
+    """A DFlash drafter for this target: a block through a few layers of the target's shape, and its taps."""
+    sizes = footprint(config, DRAFT_LAYERS)
+    taps = TAPS * sizes.hidden_size**2
+
+    def work(context: int) -> Work:
+        block = sizes.work(BLOCK, context)
+        return Work(block.flops + 2 * taps, block.bytes + taps * ITEMSIZE, block.launches)
+
+    return work
+
+
+def _check_known(noun: str, name: str, names: list[str]) -> None:
+    if not name.endswith(".json"):
+        raise BadInput(f"Unknown {noun} '{name}'.{nearest(name, names)} Valid: {', '.join(names)}, or a JSON file.")
+
+
+def _read(path: Path, flag: str) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{flag} {path} cannot be read as JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{flag} {path} must hold a JSON object.")
+    return data

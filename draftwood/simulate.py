@@ -1,0 +1,149 @@
+"""Replay: what a policy would have done with recorded drafts, under any prices.
+
+The target writes the same text whatever is drafted, so a draft recorded at some token tells how far any tree grown
+from it would have been accepted. Where a policy comes to a token that has no recorded draft, the replay goes on at
+the next one that has; it counts what it skipped, and neither tokens nor time of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from draftwood.acceptance import AcceptanceModel
+from draftwood.policies.base import Costs, Policy
+from draftwood.recording import Answer
+from draftwood.trace import Round
+from draftwood.tree import Lattice, Tree, root_only
+
+RECORD = "record"  # the policy that drafts after every token
+
+
+class Prices(Protocol):
+    """What knows the cost of a round, such as a `LatencyModel`."""
+
+    def costs(self, n_max: int, context: int) -> Costs: ...
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a policy did in a replay."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    skipped: int = 0  # tokens for want of a recorded draft: not in `tokens`
+    clipped: int = 0  # rounds whose tree took every recorded candidate somewhere: it might have wanted more
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else float("nan")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Script:
+    """One text and the drafts recorded along it, by context length."""
+
+    answer: Answer
+    drafts: Mapping[int, Lattice | Tree]
+    places: Sequence[int]  # the contexts that have one, ascending
+
+    @classmethod
+    def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
+        """Drafts of `answer` and of `others` as long as these say the same."""
+        drafts: dict[int, Lattice | Tree] = {}
+        for source in (*others, answer):
+            end = source.prompt_tokens + shared(source.tokens, answer.tokens)
+            drafts |= {r.context: r.draft for r in source.rounds if r.draft is not None and r.context < end}
+        return cls(answer, drafts, sorted(drafts))
+
+
+def shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def scripts(answers: Sequence[Answer]) -> list[Script]:
+    """One for each prompt: the answer that drafted everywhere if there is one, else the one with the most drafts."""
+    prompts: dict[tuple[str, float], list[Answer]] = {}
+    for answer in answers:
+        prompts.setdefault((answer.prompt, answer.temperature), []).append(answer)
+    return [Script.of(max(group, key=_drafted), group) for group in prompts.values()]
+
+
+def _drafted(answer: Answer) -> tuple[bool, int]:
+    return answer.policy == RECORD, sum(r.draft is not None for r in answer.rounds)
+
+
+def replay(policy: Policy, texts: Iterable[Script], prices: Prices) -> Replayed:
+    """Run `policy` along the texts. What it learns of acceptance goes on from text to text, as in an engine."""
+    played = Replayed()
+    models: dict[float, AcceptanceModel] = {}
+    for script in texts:
+        model = models.setdefault(script.answer.temperature, AcceptanceModel())
+        _play(policy, script, prices, model, played)
+    return played
+
+
+def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel, played: Replayed) -> None:
+    answer = script.answer
+    at, end = answer.prompt_tokens, answer.prompt_tokens + len(answer.tokens) - 1
+    while at < end:
+        costs = prices.costs(policy.n_max, at)
+        drafts = policy.n_max > 0 and end - at > 1 and policy.drafts(model.outlook(costs))
+        if drafts and at not in script.drafts:
+            there = bisect_left(script.places, at)
+            resume = script.places[there] if there < len(script.places) else end
+            played.skipped += resume - at
+            at = resume
+            continue
+        record, tree = _round(policy, script, at, costs, model, script.drafts[at] if drafts else None)
+        model.observe(record)
+        played.rounds.append(record)
+        played.clipped += _clipped(tree, record.draft)
+        tokens = min(1 + record.accepted, end - at)
+        played.tokens, played.seconds, at = played.tokens + tokens, played.seconds + record.total_s, at + tokens
+
+
+def _round(
+    policy: Policy, script: Script, context: int, costs: Costs, model: AcceptanceModel, draft: Lattice | Tree | None
+) -> tuple[Round, Tree]:
+    """One round as the engine would run it, with what the recorded text makes of it; and its tree."""
+    root = script.answer.tokens[context - script.answer.prompt_tokens]
+    whole = root_only(root) if draft is None else policy.grow(_narrow(draft, policy.width), root)
+    mass, depths = whole.mass[1:], whole.depths[1:]
+    tree = whole[: policy.choose(model.calibrate(mass, depths) if policy.calibrated else mass, costs)]
+    n = len(tree)
+    seconds = {"draft": costs.draft_s, "verify": float(costs.verify_s[n]), "observe": float(costs.aux_s[n])}
+    if draft is None:
+        seconds = {"verify": costs.plain_s}
+    path = matched(tree, script.answer.continuation(context))
+    record = Round(context, n, draft is not None, tree.mass[1:], tree.depths[1:], path, seconds, {}, 0, draft)
+    return record, tree
+
+
+def _narrow(draft: Lattice | Tree, width: int) -> Lattice | Tree:
+    return draft.narrow(width) if isinstance(draft, Lattice) else draft
+
+
+def matched(tree: Tree, text: Sequence[int]) -> list[int]:
+    """Nodes of `tree` along `text`: what would have been accepted."""
+    children = {key: i for i, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)) if i}
+    path: list[int] = []
+    for token in text:
+        node = children.get((path[-1] if path else 0, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+def _clipped(tree: Tree, draft: Lattice | Tree | None) -> bool:
+    """Whether some node has all the children that were recorded, so that one more might have been taken."""
+    if not isinstance(draft, Lattice) or not len(tree):
+        return False
+    return bool(np.bincount(tree.parents[1:]).max() >= draft.tokens.shape[1])

@@ -1,0 +1,209 @@
+"""Replays do what the engine does, skip what was not recorded, and price machines that are not here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood.bench.figures_simulated import frontier
+from draftwood.bench.simulation import Cell, run_simulation, simulate
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.hardware import CONFIGS, Modelled, draft_work, footprint, hardware, target_config
+from draftwood.latency import LatencyModel, Machine
+from draftwood.policies.base import Costs
+from draftwood.recording import Answer, Header, Trace
+from draftwood.registry import policy
+from draftwood.simulate import Script, matched, replay, scripts, shared
+from draftwood.target import Target
+from draftwood.tree import Lattice, Tree
+from tests.reference import Truthful
+
+MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
+PROMPT = [1, 2, 3, 4]
+FIXED = ("dflash", "ddtree:3", "ddtree:9", "beam:2x3")
+
+
+class Flat:
+    """Every round costs the same, and a draft a fifth of it."""
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        return Costs(1.0, 0.2, np.zeros(1 + n_max), np.ones(1 + n_max))
+
+
+class Consistent(Truthful):
+    """Its likeliest candidates are the same however many are asked for."""
+
+    def propose(self, tokens: list[int], width: int) -> Lattice:
+        return super().propose(tokens, 4).narrow(width)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    """What the tiny target writes."""
+    from tests.reference import tiny_target
+
+    engine = an_engine(tiny_target())
+    return [*PROMPT, *(t for step in engine.run(PROMPT, 60, policy=policy("autoregressive")) for t in step.tokens)]
+
+
+def an_engine(target: Target, truth: list[int] | None = None) -> Engine:
+    drafter = Consistent("consistent", truth=truth or [])
+    return Engine(target, drafter, policy("ddtree:4"), LatencyModel(MACHINE, target.work))
+
+
+def an_answer(target: Target, truth: list[int], spec: str, tokens: int = 40) -> Answer:
+    steps = list(an_engine(target, truth).run(PROMPT, tokens, policy=policy(spec)))
+    text = [t for step in steps for t in step.tokens]
+    rounds = [step.round for step in steps if step.round is not None]
+    return Answer("p", "set", spec, 0.0, len(PROMPT), text, 0.0, sum(s.seconds for s in steps), rounds)
+
+
+@pytest.mark.parametrize("spec", FIXED)
+def test_a_replay_does_what_the_engine_did(target: Target, truth: list[int], spec: str) -> None:
+    real = an_answer(target, truth, spec, 50)
+    played = replay(policy(spec), scripts([an_answer(target, truth, "record", 50)]), Flat())
+    # The engine cuts its last trees to what the answer has room for.
+    same = sum(r.context < len(PROMPT) + 42 for r in real.rounds)
+    assert same > 5 and played.skipped == 0
+    for ours, theirs in zip(played.rounds[:same], real.rounds[:same], strict=True):
+        assert (ours.context, ours.n, list(ours.path)) == (theirs.context, theirs.n, list(theirs.path))
+
+
+def test_a_replay_writes_the_whole_text_and_counts_its_price(target: Target, truth: list[int]) -> None:
+    texts = scripts([an_answer(target, truth, "record")])
+    plain, tree = (replay(policy(spec), texts, Flat()) for spec in ("autoregressive", "ddtree:8"))
+    assert plain.tokens == tree.tokens == 39 and plain.seconds == 39
+    assert tree.seconds == pytest.approx(sum(1.2 if r.drafted else 1.0 for r in tree.rounds))
+    assert tree.tokens_per_s > 1.5 * plain.tokens_per_s
+
+
+def test_a_gap_in_the_record_is_skipped_and_counted(target: Target, truth: list[int]) -> None:
+    whole = an_answer(target, truth, "record")
+    gap = [r for r in whole.rounds if not 10 <= r.context < 14]
+    played = replay(policy("ddtree:1"), scripts([replace(whole, rounds=gap)]), Flat())
+    assert 0 < played.skipped <= 4 and played.tokens + played.skipped == 39
+
+
+def test_drafts_of_other_answers_count_as_far_as_these_say_the_same() -> None:
+    one = Answer("p", "", "record", 0.0, 2, [5, 6, 7, 8], 0, 0)
+    assert shared([5, 6, 7], [5, 6, 9]) == 2 and shared([], [1]) == 0 and shared([1], [1]) == 1
+    other = replace(one, tokens=[5, 6, 9, 9], policy="x", rounds=[a_draft(2), a_draft(3), a_draft(4)])
+    assert Script.of(one, [other]).places == [2, 3], "context 4 holds the token in which they differ"
+
+
+def a_draft(context: int):
+    from draftwood.recording import round_from_json
+
+    return round_from_json({"c": context, "a": [], "s": {}, "t": [[1, 2]], "l": [[-0.1, -3.0]]})
+
+
+def test_matched_follows_the_text_and_stops_where_it_leaves_the_tree() -> None:
+    tree = Tree(np.array([9, 1, 2, 3]), np.array([-1, 0, 0, 2]), np.array([0, 1, 1, 2]), np.ones(4, np.float32))
+    assert matched(tree, [2, 3, 4]) == [2, 3] and matched(tree, [1, 3]) == [1]
+    assert matched(tree, [7]) == [] and matched(tree, []) == []
+
+
+def test_trees_that_take_every_recorded_candidate_are_counted(target: Target, truth: list[int]) -> None:
+    texts = scripts([an_answer(target, truth, "record")])
+    assert replay(policy("ddtree:2"), texts, Flat()).clipped == 0
+    assert replay(policy("ddtree:60"), texts, Flat()).clipped > 0
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+def test_a_card_that_reads_faster_decodes_faster() -> None:
+    sizes = footprint(CONFIGS["qwen3-8b"])
+    assert sizes.weight_bytes == pytest.approx(15.1e9, rel=0.01)  # 8.2 B parameters less the input embedding, bf16
+    plain = {
+        n: LatencyModel(hardware(n).machine, sizes.work).costs(0, 500).plain_s for n in ("rtx4090", "a100", "h200")
+    }
+    assert plain["rtx4090"] > plain["a100"] > plain["h200"]
+
+
+def test_only_captured_widths_run_on_a_card() -> None:
+    card = hardware("h100")
+    sizes, draft = footprint(CONFIGS["qwen3-8b"]), draft_work(CONFIGS["qwen3-8b"])
+    prices = Modelled(LatencyModel(card.machine, sizes.work, draft), card.widths)
+    costs = prices.costs(100, 500)
+    assert len(costs.verify_s) == len(costs.aux_s) == 101
+    assert costs.verify_s[4] == costs.verify_s[7] < costs.verify_s[8] == costs.verify_s[15]
+    assert 0 < costs.draft_s < costs.plain_s
+    assert len(prices.costs(0, 500).verify_s) == 1
+
+
+def test_a_machine_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"peak": 1e13, "bandwidth": 1e11, "launch_s": 1e-6, "widths": [8, 1, 4]}))
+    assert hardware(str(path)).machine == Machine("mine", 1e13, 1e11, 1e-6) and hardware(str(path)).widths == (1, 4, 8)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"peak": 1, "bandwidth": 0, "launch_s": 1}', '{"peak": "x"}'])
+def test_a_file_that_is_no_machine_or_model_is_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    for read in (hardware, target_config):
+        with pytest.raises(BadInput, match=r"mine\.json"):
+            read(str(path))
+
+
+def test_unknown_names_suggest_known_ones() -> None:
+    with pytest.raises(BadInput, match="h100"):
+        hardware("h10")
+    with pytest.raises(BadInput, match="qwen3-8b"):
+        target_config("qwen3-8")
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def a_trace(target: Target, truth: list[int]) -> Trace:
+    from dataclasses import asdict
+
+    facts = {"machine": asdict(MACHINE), "footprint": asdict(target.footprint), "draft_work": {"0": [0.0, 0.0, 1]}}
+    return Trace(
+        Header("t", "d", facts), [an_answer(target, truth, s) for s in ("autoregressive", "ddtree:4", "record")]
+    )
+
+
+def test_every_policy_on_every_machine(target: Target, truth: list[int]) -> None:
+    found = simulate(a_trace(target, truth), ["ddtree:4", "bastion"], ["this", "a100"])
+    assert [(c.hardware, c.policy) for c in found.cells] == [
+        (h, p) for h in ("this", "a100") for p in ("autoregressive", "ddtree:4", "bastion")
+    ]
+    plain, tree = found.cells[:2]
+    assert plain.speedup == plain.work == plain.tau == 1 and tree.tau > 1 and tree.skipped == 0
+    assert tree.measured > 0 and np.isfinite(tree.error) and np.isnan(found.cells[2].measured)
+    assert np.isnan(found.cells[4].measured), "nothing was measured on a card"
+
+
+def test_the_command_prints_a_table_and_writes_its_files(
+    target: Target, truth: list[int], tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    a_trace(target, truth).save(path)
+    run_simulation(path, ["ddtree:4"], ["this", "h200"], "qwen3-8b", tmp_path / "out", as_json=False)
+    printed = capsys.readouterr().out
+    assert "Simulated on h200" in printed
+    facts = json.loads(printed.splitlines()[-1])
+    assert facts == json.loads((tmp_path / "out" / "simulation.json").read_text())
+    assert (tmp_path / "out" / "pareto.png").stat().st_size > 0
+
+
+def test_a_trace_without_drafts_cannot_be_replayed(target: Target, truth: list[int]) -> None:
+    silent = Trace(a_trace(target, truth).header, [an_answer(target, truth, "autoregressive")])
+    with pytest.raises(BadInput, match="no drafts"):
+        simulate(silent, ["ddtree:4"], ["this"])
+
+
+def test_the_frontier_is_what_nobody_beats() -> None:
+    def cell(work: float, speedup: float) -> Cell:
+        return Cell("m", f"{work}", 1.0, speedup, 1.0, 1.0, work, 1.0, 1, 0.0, 0.0, float("nan"))
+
+    cells = [cell(1, 1.0), cell(2, 1.5), cell(3, 1.4), cell(4, 2.0), cell(2, 1.2)]
+    assert [c.work for c in frontier(cells)] == [1, 2, 4]
