@@ -192,3 +192,9 @@ def frequent_tokens(texts: Sequence[Text], vocab: int, wanted: str) -> NDArray[n
     else:
         keep = int(wanted)
     return None if keep >= vocab else np.sort(order[:keep])
+
+
+def unseen_share(texts: Sequence[Text]) -> float:
+    """How much of what the target will write are tokens that it has not written yet (Good and Turing's estimate)."""
+    written = np.concatenate([t.tokens[t.prompt :] for t in texts])
+    return float((np.unique(written, return_counts=True)[1] == 1).sum() / len(written))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftwood.errors import BadInput
 from draftwood.target import Target
@@ -47,6 +48,11 @@ class Course:
     features: Callable[[int], Features]  # of the texts, then of the held-out ones
     out: Path
     fleet: Fleet
+    trimmed: bool = True  # whether drafts are limited to the head's tokens, as training is
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        return self.head.tokens if self.trimmed else None
 
     @cached_property
     def origin(self) -> dict[str, str]:
@@ -193,7 +199,7 @@ def _save(course: Course, trainee: Trainee) -> None:
     if course.fleet.leads:
         save_state(course.out, trainee, course.recipe, course.origin)
         if not trainee.best:
-            export(course.out, trainee.model, course.config, course.head.tokens)
+            export(course.out, trainee.model, course.config, course.draft_tokens)
 
 
 def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
@@ -214,4 +220,4 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     score = next(iter(tau.values()), math.inf)
     if score >= trainee.best:
         trainee.best = score if tau else 0.0
-        export(course.out, trainee.model, course.config, course.head.tokens)
+        export(course.out, trainee.model, course.config, course.draft_tokens)

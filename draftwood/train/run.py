@@ -15,7 +15,7 @@ from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
 from draftwood.train.card import card, push
-from draftwood.train.data import frequent_tokens, read_all, split, usable
+from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable
 from draftwood.train.features import CachedReader, Reader, default_limit
 from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder, write_text
 from draftwood.train.fleet import Fleet
@@ -27,6 +27,8 @@ from draftwood.train.show import Show, bar, save_curves
 from draftwood.train.start import inherited, start
 from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
+
+MOST_UNSEEN = 0.003  # with more new tokens to come than that, a trimmed list would cost more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     folder = options.features or options.data[0] / "features"
     limit = default_limit(free_bytes(folder)) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
     features = CachedReader(reader, [*seen, *held_out], folder, limit)
-    return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet)
+    trimmed = unseen_share(seen) <= MOST_UNSEEN
+    return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
 
 
 def check_room(course: Course, model: TrainableDFlash) -> None:

@@ -38,7 +38,7 @@ from draftwood.train.loss import Head, Teacher, backpropagate
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
 from draftwood.train.show import Log, Show, read_log
-from draftwood.train.start import start
+from draftwood.train.start import inherited, start
 from draftwood.train.state import Trainee, export, load_state, save_state, state_path
 from tests.reference import VOCAB, plain_logits, tiny_target
 
@@ -449,6 +449,19 @@ def test_a_run_may_start_from_a_checkpoint_of_the_same_shape(single: Target, tmp
         start({**course.config, "intermediate_size": 24}, str(tmp_path), single, 0)
 
 
+def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(single: Target, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, taps=1)
+    course = make_course(single, tmp_path, recipe)
+    config = drafter_config(recipe, single, 7, first={"target_layer_ids": [0]})
+    export(tmp_path, start(config, "random", single, 0), config, None)
+    first = inherited(str(tmp_path))
+    assert (first["target_layer_ids"], first["mask_token_id"]) == ([0], 7)
+    assert course.config["dflash_config"]["target_layer_ids"] != [0]
+    again = drafter_config(recipe, single, first["mask_token_id"], first=first)
+    start(again, str(tmp_path), single, 0)
+    assert again == config and inherited("target") == inherited("random") == {}
+
+
 def test_it_begins_as_the_end_of_its_target(single: Target, tmp_path: Path) -> None:
     course = make_course(single, tmp_path)
     model = start(course.config, "target", single, 0)
@@ -590,6 +603,13 @@ def test_answers_to_one_prompt_are_all_held_out_or_all_seen() -> None:
     prompts = [{tuple(t.tokens[: t.prompt]) for t in part} for part in (seen, held_out)]
     assert not prompts[0] & prompts[1] and len(seen) + len(held_out) == 600
     assert 10 < len(prompts[1]) < 80
+
+
+def test_a_list_of_draft_tokens_is_exported_where_few_others_are_to_come(single: Target, tmp_path: Path) -> None:
+    texts = [Text(np.array([0, *[5] * 6, 7, 7, 8]), 1, 0.0, "x", i) for i in range(2)]
+    assert data.unseen_share(texts[:1]) == 1 / 9 and data.unseen_share(texts) == 0
+    course = make_course(single, tmp_path, tokens=torch.tensor([5, 7, 8]))
+    assert course.draft_tokens.tolist() == [5, 7, 8] and replace(course, trimmed=False).draft_tokens is None
 
 
 def test_the_trimmed_head_holds_what_the_target_writes() -> None:
