@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,17 @@ from draftwood.bench.environment import memory_bytes
 from draftwood.embedded import embedded_target
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
+from draftwood.store import read_json, write_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest, Text, read_shard, shard_paths, write_shard
 from draftwood.train.files import GIGABYTE, check_disk, make_folder
-from draftwood.train.jobs import Jobs, make_jobs
+from draftwood.train.jobs import Job, Jobs, make_jobs
 from draftwood.train.rows import open_rows
 from draftwood.train.show import bar
 from draftwood.train.stopping import stop_flag
 from draftwood.train.writing import SELF_TOKENS, Limits, Writing
 
+UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
 CPU_ROWS, GPU_ROWS = 64, 256
@@ -86,16 +90,31 @@ class Shards:
             return
         self._count(text)
         self._waiting.append(text)
-        if len(self._waiting) >= SHARD_TEXTS or time.monotonic() - self._flushed > SHARD_S:
-            self.flush()
 
-    def flush(self) -> None:
-        """Write what waits."""
+    @property
+    def due(self) -> bool:
+        """Whether it is time to flush."""
+        return len(self._waiting) >= SHARD_TEXTS or time.monotonic() - self._flushed > SHARD_S
+
+    def flush(self, unfinished: Sequence[Job] = ()) -> None:
+        """Write what waits, and texts that are under way."""
         if self._waiting:
             write_shard(self.folder, self._number, self._waiting)
             self._number += 1
             self._waiting = []
+        write_json(self.folder / UNDER_WAY, {"jobs": [asdict(job) for job in unfinished]})
         self._flushed = time.monotonic()
+
+    def unfinished(self) -> list[Job]:
+        """What the last run was writing."""
+        path = self.folder / UNDER_WAY
+        if not path.exists():
+            return []
+        try:
+            jobs = [Job(**{**job, "tokens": tuple(job["tokens"])}) for job in read_json(path)["jobs"]]
+        except (KeyError, TypeError):
+            raise BadInput(f"{path} is damaged; delete it, and its texts are written anew.") from None
+        return [job for job in jobs if job.number not in self.done]
 
     def _count(self, text: Text) -> None:
         self._seen.add(text.tokens.tobytes())
@@ -123,13 +142,15 @@ def run_distill(options: DistillOptions) -> bool:
         writing = open_writing(options, target, jobs, shards, stop_ids)
         began, before = time.monotonic(), shards.tokens
         for text in writing.texts():
-            if stop():
-                break
             if text is not None:
                 shards.add(text)
+            if stop():
+                break
+            if shards.due:
+                shards.flush(writing.unfinished())
             now = shards.tokens + writing.under_way
             update(min(now, options.tokens), f"{(now - before) / (time.monotonic() - began):.0f} tokens/s")
-        shards.flush()
+        shards.flush(writing.unfinished())
     notes.print(closing(options, shards), soft_wrap=True)
     return not stop()
 
@@ -152,11 +173,16 @@ def open_writing(
             f"{size} texts of up to {longest} tokens need {needed / GIGABYTE:.3g} GB for their cache and this machine "
             f"has {have / GIGABYTE:.3g} GB; lower --rows or --max-new-tokens."
         )
-    left = (job for job in jobs if job.number not in shards.done)
+    begun = deque(shards.unfinished())
+    known = shards.done | {job.number for job in begun}
+    left = (job for job in jobs if job.number not in known)
     limits = Limits(options.max_new_tokens, stop_ids, options.seed)
     rows = open_rows(target, size, longest)
-    # Texts under way are finished, not dropped: dropping them would favour short answers.
-    return Writing(rows, size, left, limits, jobs.template, lambda busy: shards.tokens + busy < options.tokens)
+
+    def admit(under_way: int) -> bool:  # what is under way is finished, not dropped: that would favour short answers
+        return shards.tokens + under_way < options.tokens
+
+    return Writing(rows, size, left, limits, jobs.template, admit, begun)
 
 
 def claim(options: DistillOptions, target: Identity) -> None:

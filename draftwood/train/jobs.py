@@ -31,6 +31,7 @@ class Job:
     temperature: float
     source: str
     writes_prompt: bool = False  # the target first writes the user's turn itself
+    written: int = 0  # how many of the tokens an earlier run wrote
 
 
 @dataclass(frozen=True, slots=True)

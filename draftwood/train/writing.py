@@ -26,8 +26,16 @@ class Row:
     """A text being written."""
 
     job: Job
-    tokens: list[int] = field(default_factory=list)
-    prompt: int = 0
+    tokens: list[int]
+    prompt: int
+
+    @classmethod
+    def of(cls, job: Job) -> Row:
+        return cls(job, list(job.tokens), len(job.tokens) - job.written)
+
+    def unfinished(self) -> Job:
+        """The job of writing the rest."""
+        return replace(self.job, tokens=tuple(self.tokens), written=self.written)
 
     @property
     def written(self) -> int:
@@ -60,13 +68,17 @@ class Writing:
     limits: Limits
     template: Template | None = None
     admit: Callable[[int], bool] = lambda under_way: True
+    begun: deque[Job] = field(default_factory=deque)  # before all others
     _active: dict[int, Row] = field(default_factory=dict)
-    _next: deque[Job] = field(default_factory=deque)
 
     @property
     def under_way(self) -> int:
         """Tokens written so far in texts that are not finished."""
         return sum(row.written for row in self._active.values() if not row.job.writes_prompt)
+
+    def unfinished(self) -> list[Job]:
+        """What an interrupted run has to go on with."""
+        return [row.unfinished() for row in self._active.values()] + list(self.begun)
 
     def texts(self) -> Iterator[Text | None]:
         """Until the jobs end or `admit` lets none begin any more."""
@@ -83,14 +95,14 @@ class Writing:
     def _fill(self) -> Iterator[Text]:
         """Give every free row a job; one that ends with its first token makes room for another."""
         while len(self._active) < self.size:
-            if self._next:
-                job = self._next.popleft()
+            if self.begun:
+                job = self.begun.popleft()
             elif not self.admit(self.under_way) or (following := next(self.jobs, None)) is None:
                 return
             else:
                 job = following
             place = next(p for p in range(self.size) if p not in self._active)
-            row = self._active[place] = Row(job, list(job.tokens), len(job.tokens))
+            row = self._active[place] = Row.of(job)
             logits = self.rows.prefill(place, row.tokens)
             yield from self._append(place, draw(logits[None], [row], self.limits.seed)[0])
 
@@ -114,8 +126,8 @@ class Writing:
             self._leave(place)
             turn = row.tokens[row.prompt : len(row.tokens) - ended]
             if turn:
-                answer = replace(row.job, tokens=self.template.answer_to(turn), writes_prompt=False)
-                self._next.append(answer)
+                answer = self.template.answer_to(turn)
+                self.begun.append(replace(row.job, tokens=answer, writes_prompt=False, written=0))
 
     def _leave(self, place: int) -> None:
         del self._active[place]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,30 @@ def test_an_interrupted_run_goes_on_where_it_was(
     count = len(shard_paths(tmp_path / "parts"))
     assert run_distill(options(folder, tmp_path / "parts", prompts))  # nothing is left to do
     assert len(shard_paths(tmp_path / "parts")) == count
+
+
+def test_a_run_that_is_asked_to_stop_loses_nothing(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_distill(options(folder, tmp_path / "whole", prompts))
+
+    @contextmanager
+    def soon() -> Iterator[Callable[[], bool]]:
+        asked = count()
+        yield lambda: next(asked) >= 25
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distill_module, "stop_flag", soon)
+        assert not run_distill(options(folder, tmp_path / "parts", prompts))
+    left = Shards.open(tmp_path / "parts").unfinished()
+    assert len(left) == 3 and any(job.written > 1 for job in left)
+    assert run_distill(options(folder, tmp_path / "parts", prompts))
+    whole, parts = all_texts(tmp_path / "whole"), all_texts(tmp_path / "parts")
+    assert {job.number for job in left} <= parts.keys() and not Shards.open(tmp_path / "parts").unfinished()
+    assert all(whole[job] == parts[job] for job in whole.keys() & parts.keys())
+    (tmp_path / "parts" / distill_module.UNDER_WAY).write_text("{}")
+    with pytest.raises(BadInput, match="damaged"):
+        run_distill(options(folder, tmp_path / "parts", prompts))
 
 
 def test_other_flags_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> None:
