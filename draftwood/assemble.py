@@ -35,7 +35,7 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
             write_json(learned, latency.to_json())
 
     engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
-    path = target.path.name, engine.backend().name
+    path = target.path.kind, engine.backend().name
     parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
     learned = cached_file(folder, "learned", "|".join(map(str, parts)))
     with contextlib.suppress(BadInput):  # absent or damaged: learned anew

@@ -129,6 +129,14 @@ class KVCache(Cache):
         layer.write(key_states, value_states, self._plan)
         return layer.keys, layer.values
 
+    def slots(self, layer_idx: int, like: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+        """Every slot of a layer, `[B, H_kv, S, d]` twice, for code that writes keys and values there by itself."""
+        layer = self._slots[layer_idx]
+        if not layer.is_initialized:
+            shape = like.new_empty(1, heads, 0, dim)
+            layer.lazy_initialization(shape, shape)
+        return layer.keys, layer.values
+
     def advance(self, row: int, tokens: int) -> None:
         """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
         self.lengths[row] += tokens

@@ -13,11 +13,17 @@ class Config:
     """Settings that are not a flag. Hugging Face's own variables (HF_HOME, HF_TOKEN …) stay its own."""
 
     home: Path  # everything draftwood may write without being told to; safe to delete
+    compile: bool = True  # whether small CPU operators may be compiled by the C compiler that is at hand
 
     @property
     def models(self) -> Path:
         """Converted models."""
         return self.home / "models"
+
+    @property
+    def operators(self) -> Path:
+        """Compiled CPU operators."""
+        return self.home / "operators"
 
     @property
     def profiles(self) -> Path:
@@ -26,10 +32,17 @@ class Config:
 
 
 def config(environ: Mapping[str, str] | None = None) -> Config:
-    """Read the environment: DRAFTWOOD_HOME, else XDG_CACHE_HOME/draftwood, else ~/.cache/draftwood."""
+    """Read the environment.
+
+    DRAFTWOOD_HOME, else XDG_CACHE_HOME/draftwood, else ~/.cache/draftwood; DRAFTWOOD_COMPILE=0 compiles nothing.
+    """
     env = os.environ if environ is None else environ
+    return Config(_home(env), compile=env.get("DRAFTWOOD_COMPILE") != "0")
+
+
+def _home(env: Mapping[str, str]) -> Path:
     if own := env.get("DRAFTWOOD_HOME"):
-        return Config(Path(own).expanduser().absolute())
+        return Path(own).expanduser().absolute()
     caches = Path(env.get("XDG_CACHE_HOME", ""))
     # The XDG specification: a relative path is to be ignored.
-    return Config((caches if caches.is_absolute() else Path.home() / ".cache") / "draftwood")
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "draftwood"

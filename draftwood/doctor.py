@@ -21,6 +21,7 @@ from draftwood.errors import BadModel
 from draftwood.latency import Machine
 from draftwood.loading import parse_device
 from draftwood.memory import on_meta
+from draftwood.native.build import operators
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 
@@ -50,6 +51,7 @@ class Report:
     dtype: str
     reason: str
     attention: dict[str, str | None]  # backends in order up to the chosen one: why it declines, None for that one
+    operators: str  # whether the lean path's CPU operators are compiled, or why not
     machine: Machine
     needs: Needs | None  # None: the default model is not here yet and no other was named
     home: str
@@ -80,6 +82,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
         dtype=str(precision.dtype).removeprefix("torch."),
         reason=precision.reason,
         attention=attention_backends(name, place, precision.dtype),
+        operators=operators_state(place, precision.dtype),
         machine=machine,
         needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
         home=str(here.home),
@@ -107,6 +110,13 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
     model = AutoConfig.from_pretrained(name).get_text_config()
     head = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     return attention.explain(device, dtype, head, getattr(model, "attn_logit_softcapping", None))
+
+
+def operators_state(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return "not used: they are for bfloat16 on a CPU"
+    built = operators()
+    return built.reason if built.library else f"not compiled, PyTorch's are used: {built.reason}"
 
 
 def device_name(device: torch.device) -> str:
@@ -161,6 +171,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
         ("device", report.device),
         ("dtype", f"{report.dtype}: {report.reason}"),
         ("attention", attention_line(report.attention)),
+        ("operators", report.operators),
         ("bandwidth", f"{here.bandwidth / 1e9:.1f} GB/s"),
         ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
         ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),

@@ -20,11 +20,15 @@ from draftwood.attention import attend_invariantly, attend_slots, log2_scale
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
+from draftwood.native.build import operators
+from draftwood.native.forward import Native
+from draftwood.native.forward import declines as native_declines
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LEAST_ROWS = 4  # oneDNN's products of 1 to 3 rows take longer than those of 4
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 # Layer, rotated q [N, H, D], rotated k [N, G, D], v [N, G, D] -> [N, H * D]; also stores keys and values
@@ -51,7 +55,6 @@ class Lean:
     """A functional forward over the weights of `model`, which stays usable as it is."""
 
     name = "lean"
-    launches_per_layer = 20  # for the latency prior only
 
     def __init__(self, model: PreTrainedModel, pack: bool = False) -> None:
         """`pack` the weights for a CPU, projections of one input together: for models of our own."""
@@ -75,6 +78,7 @@ class Lean:
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
+        self.native = self._operators()
 
     def _layer(self, block: Any) -> Layer:
         fused = fuse_packed if self._packed else fuse
@@ -99,6 +103,16 @@ class Lean:
         query, key = attention.q_norm.weight, attention.k_norm.weight
         return torch.cat([query.expand(self.shape.heads, -1), key.expand(self.shape.kv_heads, -1)])
 
+    @property
+    def kind(self) -> str:
+        """What measured times belong to."""
+        return "lean, compiled operators" if isinstance(self.native, Native) else "lean"
+
+    @property
+    def launches_per_layer(self) -> int:
+        """For the latency prior only."""
+        return 9 if isinstance(self.native, Native) else 20
+
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
         self._taps = {layer: place for place, layer in enumerate(layers)}
@@ -120,6 +134,8 @@ class Lean:
     def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
         """One forward over the plan's tokens, their keys and values into `cache`."""
         self.rotary.reserve(max(part.context + part.size for part in plan.segments))
+        if isinstance(self.native, Native):
+            return self._verify_natively(self.native, plan, cache, last_only)
         return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), last_only)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, last_only: bool = False) -> Verified:
@@ -135,10 +151,40 @@ class Lean:
         x = norm(x[-1:] if last_only else x, self.model.model.norm.weight, self.shape.norm_eps)
         return Verified(self.model.lm_head(x), taps)
 
+    def _operators(self) -> Native | str:
+        """The compiled operators, or why there are none."""
+        if self.model.device.type != "cpu":
+            return "the model is not on a CPU"
+        config = self.model.config
+        reason = native_declines(self.shape, config.hidden_size, config.intermediate_size, self.model.dtype)
+        if reason is not None:
+            return reason
+        built = operators()
+        return Native(built, self.shape, self.scale) if built.library else built.reason
+
+    def _verify_natively(self, native: Native, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
+        """`forward` with everything between the products in compiled operators."""
+        size = plan.tokens.shape[1]
+        tokens = F.pad(plan.tokens[0], (0, max(0, LEAST_ROWS - size)))
+        x = F.embedding(tokens, self.model.model.embed_tokens.weight)
+        hidden, delta = x.shape[1], None
+        taps = x.new_empty(size, len(self._taps) * hidden) if self._taps else None
+        cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
+        for i, layer in enumerate(self._layers):
+            qkv = layer.qkv(native.add_norm(x, delta, layer.input_norm))
+            seen = native.attend(layer, qkv, cos, sin, plan, cache, i, self.windows[i])
+            gate_up = layer.gate_up(native.add_norm(x, layer.output(seen), layer.post_norm))
+            delta = layer.down(native.swiglu(gate_up))
+            if taps is not None and i in self._taps:
+                place = slice(self._taps[i] * hidden, (self._taps[i] + 1) * hidden)
+                torch.add(x[:size], delta[:size], out=taps[:, place])
+        x = native.add_norm(x, delta, self.model.model.norm.weight)
+        return Verified(self.model.lm_head(x[size - 1 : size]) if last_only else self.model.lm_head(x)[:size], taps)
+
     @property
     def exact_cache(self) -> bool:
         """On a CPU attention keeps a token's bits whatever is verified beside it, which takes an exact cache."""
-        return self.model.device.type == "cpu"
+        return self.model.device.type == "cpu" and not isinstance(self.native, Native)
 
     def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)

@@ -76,10 +76,11 @@ def machine_name(device: torch.device, dtype: torch.dtype) -> str:
     """Everything that a measurement depends on, in one line."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {dtype}, torch {torch.__version__}"
-    return f"{_processor()}, {torch.get_num_threads()} threads, {dtype}, torch {torch.__version__}"
+    return f"{processor()}, {torch.get_num_threads()} threads, {dtype}, torch {torch.__version__}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

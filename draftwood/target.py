@@ -33,8 +33,11 @@ class Path(Protocol):
     """How a forward runs: through the model's own modules, or leaner."""
 
     name: str
-    launches_per_layer: int
 
+    @property
+    def kind(self) -> str: ...
+    @property
+    def launches_per_layer(self) -> int: ...
     @property
     def exact_cache(self) -> bool: ...
 

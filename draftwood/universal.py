@@ -49,7 +49,7 @@ class Taps:
 class Universal:
     """The forward of `model` itself."""
 
-    name = "universal"
+    name = kind = "universal"
     launches_per_layer = 40  # of one eager decoder layer, for the latency prior only
     exact_cache = False
 

@@ -88,7 +88,7 @@ def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, runs: 
         "settings": {
             **asked,
             "target": options.target or Path(llm.target.name).name,
-            "target_path": llm.target.path.name,
+            "target_path": llm.target.path.kind,
             "dtype": dtype,
         },
         "prompt_set": {"prompts": len(prompts), "sha256": fingerprint(prompts)},

@@ -29,3 +29,8 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
     assert config().home == tmp_path
     assert config().models.parent == config().profiles.parent == tmp_path
+
+
+def test_compiling_is_switched_off_by_zero_alone() -> None:
+    assert config({}).compile and config({"DRAFTWOOD_COMPILE": "1"}).compile
+    assert not config({"DRAFTWOOD_COMPILE": "0"}).compile

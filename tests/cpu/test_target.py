@@ -169,13 +169,18 @@ def test_running_our_attention_without_a_plan_is_refused() -> None:
 
 
 @pytest.mark.skipif(not can_pack(torch.ones(1, dtype=torch.bfloat16)), reason="no packed bf16 products here")
+@pytest.mark.parametrize("compile", ["0", "1"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
-def test_on_the_lean_path_a_token_keeps_its_bits_whatever_is_verified_beside_it(family: str) -> None:
+def test_on_the_lean_path_a_token_keeps_its_bits_whatever_is_verified_beside_it(
+    family: str, compile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWOOD_COMPILE", compile)
     target = tiny_target(family, "lean", pack=True, dtype=torch.bfloat16, hidden_size=64, intermediate_size=1536)
     text, size = [*PROMPT, *PROMPT[::-1]], 8
     alone, cache = [], prefilled(target, text[:-size])
     for token in text[-size:]:
-        alone.append(target.prefill([token], cache).logits[0])
+        alone.append(target.verify(target.plan([chain_tree([token])], cache), cache).logits[0])
+        cache.commit(0, [])
     for decoys in range(4):  # siblings that lie between a token's ancestors in the cache
         tree, nodes = chain_among_decoys(text[-size:], decoys)
         cache.rewind(0, len(text) - size)

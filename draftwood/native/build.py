@@ -1,0 +1,87 @@
+"""Compiling `ops.c` once per machine into the user's cache, and saying why where that is not possible."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from draftwood.config import config
+from draftwood.probe import processor
+
+SOURCE = Path(__file__).with_name("ops.c")
+COMPILERS = ("cc", "gcc", "clang")
+COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
+FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-mcpu=native", "-fopenmp"),
+    ("-march=native",),
+    (),
+)
+PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Built:
+    """The library, or why there is none."""
+
+    library: Path | None
+    reason: str
+
+    @cached_property
+    def functions(self) -> ctypes.CDLL:
+        assert self.library is not None, self.reason
+        loaded = ctypes.CDLL(str(self.library))
+        loaded.attend.restype = ctypes.c_int
+        return loaded
+
+
+def operators() -> Built:
+    """The library for this machine in the user's cache, unless DRAFTWOOD_COMPILE=0 switches it off."""
+    settings = config()
+    if not settings.compile:
+        return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
+    return build(settings.operators, processor())
+
+
+def build(folder: Path, machine: str) -> Built:
+    """The compiled library from `folder`, compiled now if it is not there. `machine` names the processor."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
+    key = hashlib.sha256("|".join([SOURCE.read_text(encoding="utf-8"), str(FLAGS), compiler, machine]).encode())
+    library = folder / f"ops-{key.hexdigest()[:16]}.so"
+    if library.is_file():
+        return Built(library, f"compiled by {compiler}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _compile(compiler, library)
+    except OSError as error:
+        return Built(None, f"{folder} cannot be written: {error}")
+
+
+def _compile(compiler: str, library: Path) -> Built:
+    """Try the flags in order; the file appears whole or not at all, whoever else compiles it meanwhile."""
+    said = ""
+    for flags in FLAGS:
+        handle, draft = tempfile.mkstemp(suffix=".so", dir=library.parent)
+        os.close(handle)
+        command = [compiler, *COMMON, *flags, "-o", draft, str(SOURCE), "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            said = f"took more than {PATIENCE_S} s"
+        else:
+            if done.returncode == 0:
+                os.replace(draft, library)
+                return Built(library, f"compiled by {compiler}")
+            said = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        Path(draft).unlink(missing_ok=True)
+    return Built(None, f"{compiler} failed: {said}")
