@@ -72,7 +72,7 @@ def trace_header(llm: LLM) -> Header:
         "footprint": asdict(target.footprint),
         "draft_work": works,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "path": target.path.name,
+        "path": target.path.kind,
     }
     return Header(Path(target.name).name, Path(drafter.name).name if drafter else "none", facts)
 

@@ -151,7 +151,7 @@ class FakeLLM:
         work = Work(flops=2e9, bytes=1e9, launches=7)
         self.target = SimpleNamespace(
             name="fake",
-            path=SimpleNamespace(name="lean"),
+            path=SimpleNamespace(kind="lean"),
             context_limit=400,
             dtype=torch.float32,
             work=lambda tokens, context: work,
