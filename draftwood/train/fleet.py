@@ -27,7 +27,7 @@ class Fleet:
             return cls()
         from accelerate import PartialState
 
-        state: Any = PartialState()
+        state: Any = PartialState(cpu=not torch.cuda.is_available())
         return cls(state.process_index, state.num_processes, state.device) if state.num_processes > 1 else cls()
 
     @property

@@ -31,7 +31,14 @@ TEXTS = 32
 
 @torch.no_grad()
 def lattices(
-    model: TrainableDFlash, target: Target, head: Head, text: Text, features: Features, shown: int, width: int
+    model: TrainableDFlash,
+    target: Target,
+    head: Head,
+    text: Text,
+    features: Features,
+    shown: int,
+    width: int,
+    autocast: bool = False,
 ) -> list[Lattice]:
     """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens."""
     last = min(len(text.tokens) - 1 - shown, text.prompt + PLACES)
@@ -39,15 +46,26 @@ def lattices(
     prefixes = np.full(len(anchors), shown)
     config = model.config
     blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, gamma=1.0)
-    hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device))
+    hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device), autocast)
     return [lattice_of(head.logits(h), width, head.tokens) for h in hidden[:, shown - 1 :]]
 
 
-def forward(model: TrainableDFlash, target: Target, tokens: np.ndarray, taps: list[Tensor], layout: Layout) -> Tensor:
-    """The module on block tokens `[M, B]`: final hidden states `[M, B - 1, hidden]`."""
+def forward(
+    model: TrainableDFlash,
+    target: Target,
+    tokens: np.ndarray,
+    taps: list[Tensor],
+    layout: Layout,
+    autocast: bool = False,
+) -> Tensor:
+    """The module on block tokens `[M, B]`, products in bf16 with `autocast`: final hidden states `[M, B - 1, hidden]`.
+
+    The target stays outside of autocast: it computes in its own precision.
+    """
     ids = torch.from_numpy(tokens).to(target.device)
     embedded = target.embed(ids.flatten()).detach().to(model.norm.weight.dtype)
-    hidden: Tensor = model(embedded, taps, layout)
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=autocast):
+        hidden: Tensor = model(embedded, taps, layout)
     return hidden
 
 
@@ -73,6 +91,7 @@ def held_out_tau(
     texts: Sequence[Text],
     features: Callable[[int], Features],
     shown: int = 1,
+    autocast: bool = False,
 ) -> Mapping[str, float]:
     """Mean tokens of a round, bonus included, for each policy; empty without texts."""
     width = max(registry.policy(p).width for p in POLICIES)
@@ -80,7 +99,7 @@ def held_out_tau(
     for i, text in enumerate(texts):
         if len(text.tokens) - text.prompt <= shown + 1:
             continue
-        drafts = lattices(model, target, head, text, features(i), shown, width)
+        drafts = lattices(model, target, head, text, features(i), shown, width, autocast)
         for policy, rounds in emitted.items():
             rounds += walk(drafts, text, shown, policy)
     return {policy: float(np.mean(rounds)) for policy, rounds in emitted.items() if rounds}

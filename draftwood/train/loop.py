@@ -10,7 +10,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -164,9 +163,8 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
     indices, blocks = part
     device = course.target.device
     features = [course.features(index) for index in indices]
-    with autocast(course):
-        layout = Layout.of(blocks, device)
-        hidden = forward(trainee.model, course.target, blocks.tokens, [f.taps for f in features], layout)
+    taps, layout = [f.taps for f in features], Layout.of(blocks, device)
+    hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.recipe.autocast)
     labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
     teacher = teacher_of(blocks, features) if course.recipe.soft else None
     return backpropagate(hidden, course.head, labels, weights, scale, teacher, course.recipe.soft)
@@ -180,13 +178,6 @@ def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:
     teachers = [f.teacher for f in features if f.teacher is not None]
     whole = Teacher(torch.cat([t.tokens for t in teachers]), torch.cat([t.probs for t in teachers]))
     return whole[torch.from_numpy(places.ravel()).to(whole.tokens.device)]
-
-
-@contextmanager
-def autocast(course: Course) -> Iterator[None]:
-    """Products in bf16 if the recipe wants them."""
-    with torch.autocast(course.target.device.type, torch.bfloat16, enabled=course.recipe.autocast):
-        yield
 
 
 def _nothing(course: Course) -> Outcome:
@@ -207,15 +198,15 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     if not course.fleet.leads:
         return
     shown = 1 if course.recipe.objective == "dflash" else 2
-    with autocast(course):
-        tau = held_out_tau(
-            trainee.model,
-            course.target,
-            course.head,
-            course.held_out[:TEXTS],
-            lambda i: course.features(len(course.texts) + i),
-            shown,
-        )
+    tau = held_out_tau(
+        trainee.model,
+        course.target,
+        course.head,
+        course.held_out[:TEXTS],
+        lambda i: course.features(len(course.texts) + i),
+        shown,
+        course.recipe.autocast,
+    )
     watcher.tau(trainee.step, tau)
     score = next(iter(tau.values()), math.inf)
     if score >= trainee.best:

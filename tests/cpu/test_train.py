@@ -398,6 +398,17 @@ def single_nan(course: Course) -> None:
     object.__setattr__(course, "features", broken)
 
 
+def test_the_target_stays_outside_of_autocast(single: Target, tmp_path: Path) -> None:
+    """Nothing is cached here: evaluation and steps read features through the target itself."""
+    texts = [some_text(i, 230) for i in range(2)]
+    recipe = replace(RECIPE, autocast=True, steps=2, eval_every=1)
+    course = make_course(single, tmp_path, recipe, texts, held_out=texts[:1], limit=0)
+    fresh = course.features(0).taps
+    run_to_the_end(course)
+    assert torch.equal(course.features(0).taps, fresh)
+    assert all("dflash" in line["tau"] for line in read_log(tmp_path) if "tau" in line)
+
+
 def test_micro_batches_add_up(single: Target, tmp_path: Path) -> None:
     gradients = []
     for micro in (None, 1, 3):
