@@ -1,12 +1,13 @@
 """The KV cache of a target: addressed by slot, rotated by position, moved by `commit` alone.
 
 Each request owns one row of slots. Its first `length` slots hold committed tokens in order; a verified tree
-lies behind them, node i in slot length + i, until `commit` keeps the accepted path and forgets the rest.
+lies behind them, node i in slot length + i, until `commit` keeps the accepted path and forgets the rest. Rows have
+tensors of their own, so requests come, grow and go without moving each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,70 +16,124 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from draftwood.plan import Plan
 
+Slots = list[Tensor]  # of one layer: a tensor [H_kv, S, d] for each row
+
 
 def stored(dtype: torch.dtype, exact: bool) -> torch.dtype:
     """The number format in which keys and values of `dtype` are kept."""
     return torch.promote_types(dtype, torch.float32) if exact else dtype
 
 
+class Row:
+    """One request's slots: keys and values of every layer, `[H_kv, S, d]`, made when the first tokens are written."""
+
+    def __init__(self, layers: int, capacity: int, exact: bool = False) -> None:
+        self.keys: list[Tensor | None] = [None] * layers
+        self.values: list[Tensor | None] = [None] * layers
+        self.capacity, self.exact = capacity, exact
+        self.length = 0
+
+    @classmethod
+    def over(cls, kv: Tensor) -> Row:
+        """An inexact row in the buffer `kv` [layers, 2, H_kv, S, d], which stays where it is."""
+        row = cls(len(kv), kv.shape[3])
+        row.keys, row.values = [part[0] for part in kv], [part[1] for part in kv]
+        return row
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Store the tokens `[H_kv, N, d]` in the slots from `start` on; every slot of the layer."""
+        kept, kept_values = self.layer(layer, keys, values)
+        stop = start + keys.shape[1]
+        kept[:, start:stop] = keys
+        kept_values[:, start:stop, : values.shape[2]] = values
+        return kept, kept_values
+
+    def layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Every slot of a layer; keys and values like these `[H_kv, …, d]` will be written there."""
+        kept, kept_values = self.keys[layer], self.values[layer]
+        if kept is None or kept_values is None:
+            kept, kept_values = self._made(keys, 0), self._made(values, int(self.exact))
+            if self.exact:
+                kept_values[..., -1] = 1
+            self.keys[layer], self.values[layer] = kept, kept_values
+        return kept, kept_values
+
+    def _made(self, like: Tensor, ones: int) -> Tensor:
+        dtype = stored(like.dtype, self.exact)
+        return like.new_empty(like.shape[0], self.capacity, like.shape[-1] + ones, dtype=dtype)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens, at least doubling if there is none."""
+        if capacity > self.capacity:
+            self._resize(max(capacity, 2 * self.capacity))
+
+    @torch.inference_mode()
+    def _resize(self, capacity: int) -> None:
+        """Move to tensors of this capacity, which holds all committed slots or more."""
+        self.capacity, kept = capacity, min(capacity, self.capacity)
+        for states, has_ones in ((self.keys, False), (self.values, self.exact)):
+            for layer, old in enumerate(states):
+                if old is not None:
+                    new = old.new_empty(old.shape[0], capacity, old.shape[2])
+                    new[:, :kept] = old[:, :kept]
+                    if has_ones:
+                        new[..., -1] = 1
+                    states[layer] = new
+
+    def copy(self, length: int, capacity: int) -> Row:
+        """A row of its own that holds the first `length` tokens and has room for `capacity`."""
+        assert length <= self.length, f"cannot copy {length} of {self.length} tokens"
+        other = Row(len(self.keys), length, self.exact)
+        other.keys = [None if states is None else states[:, :length] for states in self.keys]
+        other.values = [None if states is None else states[:, :length] for states in self.values]
+        other.length = length
+        other._resize(max(length, capacity))
+        return other
+
+    def advance(self, tokens: int) -> None:
+        """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
+        self.length += tokens
+
+    @torch.inference_mode()
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
+        kept = 0  # nodes that lie where they belong
+        while kept < len(path) and path[kept] == kept + 1:
+            kept += 1
+        if kept < len(path):
+            self._move([self.length + node for node in path[kept:]], self.length + 1 + kept)
+        self.advance(1 + len(path))
+
+    def _move(self, source: list[int], start: int) -> None:
+        """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
+        tensors = [states for states in (*self.keys, *self.values) if states is not None]
+        slots = torch.tensor(source, device=tensors[0].device)
+        for states in tensors:
+            states[:, start : start + len(source)] = states.index_select(1, slots)
+
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first `length` committed tokens."""
+        assert 0 <= length <= self.length, f"cannot rewind {self.length} tokens to {length}"
+        self.length = length
+
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(states.nbytes for states in (*self.keys, *self.values) if states is not None)
+
+
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, `[B, H_kv, S, d]`; shapes are learned from the first tokens written."""
+    """What transformers asks of a layer's cache. The slots themselves are in the rows."""
 
     is_croppable = True
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, requests: int, capacity: int, exact: bool) -> None:
-        super().__init__()
-        self.requests, self.capacity, self.exact = requests, capacity, exact
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        dtype = stored(key_states.dtype, self.exact)
-        keys, values = (
-            states.new_empty(self.requests, states.shape[1], self.capacity, states.shape[3] + ones, dtype=dtype)
-            for states, ones in ((key_states, 0), (value_states, int(self.exact)))
-        )
-        if self.exact:
-            values[..., -1] = 1
-        self.adopt(keys, values)
-
-    def adopt(self, keys: Tensor, values: Tensor) -> None:
-        """Keep keys and values in these tensors."""
-        self.dtype, self.device = keys.dtype, keys.device
-        self.keys, self.values = keys, values
-        self.is_initialized = True
+        raise AssertionError("rows make their slots")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise AssertionError("slot layers are written through KVCache.update, which knows the plan")
-
-    def write(self, key_states: Tensor, value_states: Tensor, plan: Plan) -> None:
-        """Store the flattened tokens `[1, H_kv, sum N, d]` behind each request's committed ones."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        for part in plan.segments:
-            end = part.context + part.size
-            self.keys[part.row, :, part.context : end] = key_states[0, :, part.start : part.stop]
-            values = self.values[part.row, :, part.context : end]
-            values[..., : value_states.shape[3]] = value_states[0, :, part.start : part.stop]
-
-    def move(self, row: int, source: Tensor, start: int) -> None:
-        """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
-        for states in (self.keys, self.values):
-            states[row, :, start : start + len(source)] = states[row].index_select(1, source)
-
-    def grow(self, capacity: int) -> None:
-        self.capacity = capacity
-        if self.is_initialized:
-            for name in ("keys", "values"):
-                old = getattr(self, name)
-                new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
-                new[:, :, : old.shape[2]] = old
-                if self.exact and name == "values":
-                    new[..., -1] = 1
-                setattr(self, name, new)
+        raise AssertionError("slots are written through KVCache.update, which knows the plan")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.capacity, 0
+        return query_length, 0
 
     def get_seq_length(self) -> int:
         return 0
@@ -91,78 +146,64 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """Slots for `requests` requests of `capacity` tokens each; grows when a round needs more.
+    """The rows of one forward. `rows` may be exchanged between forwards; segments of a plan name them by index.
 
     An `exact` cache is what `attention/invariant.py` reads: in at least fp32, with a column of ones behind the values.
     """
 
-    def __init__(self, layers: int, capacity: int, requests: int = 1, exact: bool = False) -> None:
-        self._slots = [SlotLayer(requests, capacity, exact) for _ in range(layers)]
-        super().__init__(layers=list(self._slots))
-        self.lengths = [0] * requests
-        self.capacity, self.exact = capacity, exact
+    def __init__(self, layers: int, rows: Sequence[Row]) -> None:
+        super().__init__(layers=[SlotLayer() for _ in range(layers)])
+        self.rows = list(rows)
         self._plan: Plan | None = None
 
-    @classmethod
-    def over(cls, kv: Tensor) -> KVCache:
-        """An inexact cache of one request in the buffer `kv` [layers, 2, H_kv, S, d], which stays where it is."""
-        cache = cls(len(kv), kv.shape[3])
-        for layer, (keys, values) in zip(cache._slots, kv, strict=True):
-            layer.adopt(keys[None], values[None])
-        return cache
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of each row."""
+        return [row.length for row in self.rows]
+
+    @property
+    def exact(self) -> bool:
+        return self.rows[0].exact
 
     def place(self, plan: Plan) -> None:
         """Say which slots the next forward writes, making room for them."""
-        needed = max(part.context + part.size for part in plan.segments)
-        if needed > self.capacity:
-            self.capacity = max(needed, 2 * self.capacity)
-            for layer in self._slots:
-                layer.grow(self.capacity)
+        for part in plan.segments:
+            self.rows[part.row].reserve(part.context + part.size)
         self._plan = plan
 
-    def update(
+    def update(  # type: ignore[override]  # rows differ in length, so there is no tensor of all
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention: returns every slot; the plan says which of them are visible."""
-        assert self._plan is not None, "place(plan) comes before the forward"
-        layer = self._slots[layer_idx]
-        layer.write(key_states, value_states, self._plan)
-        return layer.keys, layer.values
+    ) -> tuple[Slots, Slots]:
+        """Store the flattened tokens `[1, H_kv, sum N, d]`; every slot of each segment, in the plan's order.
 
-    def slots(self, layer_idx: int, like: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor]:
-        """Every slot of a layer, `[B, H_kv, S, d]` twice, for code that writes keys and values there by itself."""
-        layer = self._slots[layer_idx]
-        if not layer.is_initialized:
-            shape = like.new_empty(1, heads, 0, dim)
-            layer.lazy_initialization(shape, shape)
-        return layer.keys, layer.values
+        Called by the model's attention, which hands the result on. The plan says which slots are visible.
+        """
+        assert self._plan is not None, "place(plan) comes before the forward"
+        keys, values = key_states[0], value_states[0]
+        if len(self._plan.segments) == 1:
+            (part,) = self._plan.segments
+            written = [self.rows[part.row].write(layer_idx, keys, values, part.context)]
+        else:
+            written = list(self._write(self._plan, keys, values, layer_idx))
+        return [slots for slots, _ in written], [slots for _, slots in written]
+
+    def _write(self, plan: Plan, keys: Tensor, values: Tensor, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in plan.segments:
+            span = slice(part.start, part.stop)
+            yield self.rows[part.row].write(layer, keys[:, span], values[:, span], part.context)
 
     def advance(self, row: int, tokens: int) -> None:
-        """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
-        self.lengths[row] += tokens
+        self.rows[row].advance(tokens)
 
-    @torch.inference_mode()
     def commit(self, row: int, path: Sequence[int]) -> None:
-        """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
-        start = self.lengths[row]
-        kept = 0  # nodes that lie where they belong
-        while kept < len(path) and path[kept] == kept + 1:
-            kept += 1
-        if kept < len(path):
-            moved = [layer for layer in self._slots if layer.is_initialized]
-            source = torch.tensor([start + node for node in path[kept:]], device=moved[0].keys.device)
-            for layer in moved:
-                layer.move(row, source, start + 1 + kept)
-        self.advance(row, 1 + len(path))
+        self.rows[row].commit(path)
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget everything after the first `length` committed tokens."""
-        assert 0 <= length <= self.lengths[row], f"cannot rewind {self.lengths[row]} tokens to {length}"
-        self.lengths[row] = length
+        self.rows[row].rewind(length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths)
 
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._slots if layer.is_initialized)
+        return sum(row.nbytes() for row in self.rows)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from draftwood.latency import Work
 
+ATTENTION_LAUNCHES = 8  # of one more request in a layer
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -18,11 +20,11 @@ class Footprint:
     kv_bytes: float  # of one token in the cache
     launches: int  # operators of one forward
 
-    def work(self, n_tokens: int, context: int) -> Work:
-        """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
+    def work(self, n_tokens: int, context: int, requests: int = 1) -> Work:
+        """What verifying `n_tokens` (roots included) of some requests, each behind `context` tokens, takes at least."""
         pairs = n_tokens * (context + n_tokens)
         return Work(
             flops=2 * n_tokens * self.weight_bytes / self.itemsize + 4 * pairs * self.hidden_size * self.layers,
-            bytes=self.weight_bytes + (context + 2 * n_tokens) * self.kv_bytes,
-            launches=self.launches,
+            bytes=self.weight_bytes + (requests * context + 2 * n_tokens) * self.kv_bytes,
+            launches=self.launches + (requests - 1) * ATTENTION_LAUNCHES * self.layers,
         )

@@ -131,15 +131,15 @@ class Lean:
     def release(self) -> None:
         """Nothing of the model was exchanged."""
 
-    def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
+    def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens, their keys and values into `cache`."""
         self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         if isinstance(self.native, Native):
-            return self._verify_natively(self.native, plan, cache, last_only)
-        return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), last_only)
+            return self._verify_natively(self.native, plan, cache)
+        return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), plan.wanted)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, last_only: bool = False) -> Verified:
-        """Logits and taps of `tokens` [N] at `positions` [N]; nothing in here waits for a device."""
+    def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, wanted: Tensor | None = None) -> Verified:
+        """Taps of `tokens` [N] at `positions` [N], logits of the `wanted` ones; nothing in here waits for a device."""
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
         hidden = x.shape[1]
         taps = x.new_empty(len(x), len(self._taps) * hidden) if self._taps else None
@@ -148,7 +148,7 @@ class Lean:
             x = layer.run(x, cos, sin, self.shape, partial(attend, i))
             if taps is not None and i in self._taps:
                 taps[:, self._taps[i] * hidden : (self._taps[i] + 1) * hidden] = x
-        x = norm(x[-1:] if last_only else x, self.model.model.norm.weight, self.shape.norm_eps)
+        x = norm(x if wanted is None else x[wanted], self.model.model.norm.weight, self.shape.norm_eps)
         return Verified(self.model.lm_head(x), taps)
 
     def _operators(self) -> Native | str:
@@ -162,7 +162,7 @@ class Lean:
         built = operators()
         return Native(built, self.shape, self.scale) if built.library else built.reason
 
-    def _verify_natively(self, native: Native, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
+    def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` with everything between the products in compiled operators."""
         size = plan.tokens.shape[1]
         tokens = F.pad(plan.tokens[0], (0, max(0, LEAST_ROWS - size)))
@@ -179,7 +179,10 @@ class Lean:
                 place = slice(self._taps[i] * hidden, (self._taps[i] + 1) * hidden)
                 torch.add(x[:size], delta[:size], out=taps[:, place])
         x = native.add_norm(x, delta, self.model.model.norm.weight)
-        return Verified(self.model.lm_head(x[size - 1 : size]) if last_only else self.model.lm_head(x)[:size], taps)
+        if plan.wanted is not None:
+            size = len(plan.wanted)
+            x = F.pad(x[plan.wanted], (0, 0, 0, max(0, LEAST_ROWS - size)))
+        return Verified(self.model.lm_head(x)[:size], taps)
 
     @property
     def exact_cache(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -88,6 +89,7 @@ class Plan:
     positions: Tensor  # [1, sum N] context length + depth
     segments: list[Segment]
     dtype: torch.dtype
+    wanted: Tensor | None = None  # [W] tokens whose logits are asked for; None: all of them
     _masks: dict[tuple[int, int | None, int], Tensor | None] = field(default_factory=dict)
     _sights: dict[int, Sight] = field(default_factory=dict)
 
@@ -117,14 +119,22 @@ class Plan:
 class Verified:
     """What one forward says about every token of a plan."""
 
-    logits: Tensor  # [sum N, V]; of a prompt chunk only the last row is computed: [1, V]
+    logits: Tensor  # [sum N, V]; [W, V] where the plan wants W of them
     taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
 
 
 def make_plan(
-    batch: TreeBatch, contexts: Sequence[int], dtype: torch.dtype, device: torch.device, rows: Sequence[int]
+    batch: TreeBatch,
+    contexts: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: Sequence[int],
+    known: Sequence[bool] = (),
 ) -> Plan:
-    """Lay out `batch` behind the committed tokens: `contexts[b]` of them in cache row `rows[b]`."""
+    """Lay out `batch` behind the committed tokens: `contexts[b]` of them in cache row `rows[b]`.
+
+    Of the trees that are `known` text (prompt chunks) only the last token's logits are wanted.
+    """
     segments = []
     for b, (row, context) in enumerate(zip(rows, contexts, strict=True)):
         tree = batch.tree(b)
@@ -133,4 +143,11 @@ def make_plan(
         segments.append(Segment(row, start, stop, context, tree.depths, visible))
     positions = batch.depths + np.repeat(np.asarray(contexts), np.diff(batch.indptr))
     tokens, where = (torch.from_numpy(np.ascontiguousarray(a)).to(device)[None] for a in (batch.tokens, positions))
-    return Plan(tokens, where, segments, dtype)
+    return Plan(tokens, where, segments, dtype, _wanted(segments, known, device) if any(known) else None)
+
+
+def _wanted(segments: Sequence[Segment], known: Sequence[bool], device: torch.device) -> Tensor:
+    parts = (
+        range(part.stop - 1 if skip else part.start, part.stop) for part, skip in zip(segments, known, strict=True)
+    )
+    return torch.tensor(list(chain.from_iterable(parts)), device=device)

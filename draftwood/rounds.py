@@ -1,4 +1,4 @@
-"""How the verbs of a round run: the interface that the engine's loop drives, and its form on the host.
+"""How the verbs of a round run: the interface that the batch's loop drives, and its form on the host.
 
 The other form, on the device with static shapes, is `device/rounds.py`. Both give the same text.
 """
@@ -6,7 +6,7 @@ The other form, on the device with static shapes, is `device/rounds.py`. Both gi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from draftwood.accept import Verdict, accept
-from draftwood.cache import KVCache
-from draftwood.drafters.base import Drafter, Request
+from draftwood.cache import KVCache, Row
+from draftwood.drafters import base
 from draftwood.memory import require_request
 from draftwood.plan import Verified
-from draftwood.policies.base import Policy
-from draftwood.sampling import Sampler
+from draftwood.request import Part, Request
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
@@ -43,10 +42,26 @@ class Clock:
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
 
-class Rounds(Protocol):
-    """The rounds of one request: `prefill`, then `propose`, `verify`, `settle` again and again, then `close`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """What the caches hold of one text: the target's keys and values and the drafter's state, never one alone."""
 
-    The last token of the request's sampler is the root. The engine adds what `settle` gave before it proposes again.
+    row: Row
+    state: Any  # of the drafter; None without one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A tree below a request's root, and for the record what it was grown from, or itself."""
+
+    tree: Tree
+    draft: Lattice | Tree
+
+
+class Rounds(Protocol):
+    """The rounds of the requests that have joined: `propose`, `verify`, `settle`, again and again.
+
+    A prompt comes as known parts. The batch commits to a request's sampler what `settle` gave before it proposes again.
     """
 
     @property
@@ -59,32 +74,28 @@ class Rounds(Protocol):
         """How many tokens a forward can have, the root included, in ascending order; None: any number."""
         ...
 
-    @property
-    def lattice(self) -> Lattice | None:
-        """Candidates that `propose` grew from, for the record; None if there are none, or the tree says it all."""
+    def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        """Make room for a request, whose text may begin with a `prefix` that it then owns."""
         ...
 
-    def prefill(self) -> int:
-        """Read the prompt; the token after it."""
+    def leave(self, request: Request) -> Prefix | None:
+        """The request is over, or abandoned; what is left of it, if that is its own."""
         ...
 
-    def propose(self, drafts: bool, clock: Clock) -> Tree | None:
-        """draft, grow: a tree below the root, or None if nothing was drafted.
+    def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        """draft, grow: something for each request, or None if nothing was drafted for it.
 
-        Where rounds run ahead, `drafts` asks for the tree after this one.
+        Where rounds run ahead, `drafts` asks for the trees after these.
         """
         ...
 
-    def verify(self, tree: Tree, clock: Clock) -> None:
-        """Run the target over a prefix of the proposed tree, or over the root alone. May return before it is done."""
+    def verify(self, parts: Sequence[Part], clock: Clock) -> None:
+        """Run the target over prefixes of the proposed trees, or roots alone, or known text. May return before it
+        is done."""
         ...
 
-    def settle(self, clock: Clock) -> Verdict:
-        """accept, commit: what the target made of the tree."""
-        ...
-
-    def close(self) -> None:
-        """The request is over, or abandoned."""
+    def settle(self, clock: Clock) -> list[Verdict | None]:
+        """accept, commit: what the target made of each part; None of a chunk that does not end its prompt."""
         ...
 
 
@@ -93,63 +104,83 @@ class HostRounds:
 
     ahead = False
     widths = None
-    lattice: Lattice | None = None
 
-    def __init__(self, target: Target, drafter: Drafter | None, policy: Policy, sampler: Sampler, end: int) -> None:
-        """`end` is how many tokens prompt and answer may have together."""
-        self._target, self._drafter, self._policy, self._sampler, self._end = target, drafter, policy, sampler, end
-        capacity = end + 1 + policy.n_max
-        require_request(target, drafter, capacity, 1 + policy.n_max)
-        self._cache: KVCache = target.new_cache(capacity)
-        self._state: Any = drafter.open(capacity) if drafter else None
-        self._verified: tuple[Tree, Verified] | None = None
+    def __init__(self, target: Target, drafter: base.Drafter | None) -> None:
+        self._target, self._drafter = target, drafter
+        self._cache = KVCache(target.num_layers, [])
+        self._prefixes: dict[Request, Prefix] = {}
+        self._verified: tuple[Sequence[Part], Verified] | None = None
 
-    def prefill(self) -> int:
-        return self._sampler.draw(prefill(self._target, self._cache, self._sampler.tokens, self._extend))
+    def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        capacity = request.end + 1 + request.policy.n_max
+        if prefix is None:
+            require_request(self._target, self._drafter, capacity, 1 + request.policy.n_max)
+            state = self._drafter.open(capacity) if self._drafter else None
+            prefix = Prefix(self._target.new_row(capacity), state)
+        self._prefixes[request] = prefix
 
-    def propose(self, drafts: bool, clock: Clock) -> Tree | None:
-        self.lattice = None
-        if self._drafter is None or not drafts:
-            return None
-        root, remaining = self._sampler.tokens[-1], self._end - len(self._sampler.tokens)
+    def leave(self, request: Request) -> Prefix:
+        return self._prefixes.pop(request)
+
+    def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        asked = [request for request, asks in zip(requests, drafts, strict=True) if asks]
+        if self._drafter is None or not asked:
+            return [None] * len(requests)
         with clock("draft"):
-            draft = self._drafter.draft([Request(self._state, root, self._policy.width)])[0]
-        if isinstance(draft, Lattice):
-            self.lattice = Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
+            found = self._drafter.draft([base.Request(self._prefixes[r].state, r.root, r.policy.width) for r in asked])
         with clock("grow"):
             # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-            return self._policy.grow(draft, root).up_to_depth(remaining - 1)
+            trees = [
+                request.policy.grow(draft, request.root).up_to_depth(request.remaining - 1)
+                for request, draft in zip(asked, found, strict=True)
+            ]
+        proposals = iter(map(Proposal, trees, map(_recorded, found, trees)))
+        return [next(proposals) if asks else None for asks in drafts]
 
-    def verify(self, tree: Tree, clock: Clock) -> None:
+    def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         with clock("verify"):
-            plan = self._target.plan([tree], self._cache, [0])
-            self._verified = tree, self._target.verify(plan, self._cache)
+            self._cache.rows = [self._prefixes[part.request].row for part in parts]
+            known = [part.known for part in parts]
+            plan = self._target.plan([part.tree for part in parts], self._cache, range(len(parts)), known)
+            self._verified = parts, self._target.verify(plan, self._cache)
 
-    def settle(self, clock: Clock) -> Verdict:
+    def settle(self, clock: Clock) -> list[Verdict | None]:
         assert self._verified is not None, "settle follows verify"
-        tree, result = self._verified
+        parts, result = self._verified
         with clock("accept"):
-            verdict = accept(tree, lambda node, path: self._sampler.draw(result.logits[node], path))
+            logits = result.logits.split([1 if part.known else part.size for part in parts])
+            verdicts = [_judge(part, rows) for part, rows in zip(parts, logits, strict=True)]
         with clock("commit"):
-            self._cache.commit(0, verdict.path)
-            taps = None if result.taps is None else result.taps[[0, *verdict.path]]
-            self._extend([int(tree.tokens[0]), *verdict.accepted], taps)
-        return verdict
+            start = 0
+            for part, verdict in zip(parts, verdicts, strict=True):
+                taps = None if result.taps is None else result.taps[start : start + part.size]
+                self._commit(part, verdict, taps)
+                start += part.size
+        return verdicts
 
-    def close(self) -> None:
-        """Everything here belongs to the request and goes with it."""
-
-    def _extend(self, tokens: Sequence[int], taps: Tensor | None) -> None:
+    def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:
+        prefix, tokens = self._prefixes[part.request], part.tree.tokens
+        if part.known:
+            prefix.row.advance(part.size)
+        else:
+            assert verdict is not None
+            kept = [0, *verdict.path]
+            prefix.row.commit(verdict.path)
+            tokens, taps = tokens[kept], None if taps is None else taps[kept]
         if self._drafter is not None:
-            self._drafter.extend(self._state, list(tokens), taps)
+            self._drafter.extend(prefix.state, tokens.tolist(), taps)
 
 
-def prefill(
-    target: Target, cache: KVCache, prompt: Sequence[int], extend: Callable[[Sequence[int], Tensor | None], None]
-) -> Tensor:
-    """Commit a prompt in chunks, handing each with its taps to `extend`; the logits `[V]` after its last token."""
-    for at in range(0, len(prompt), PREFILL_CHUNK):
-        chunk = prompt[at : at + PREFILL_CHUNK]
-        result = target.prefill(chunk, cache, 0)
-        extend(chunk, result.taps)
-    return result.logits[-1]
+def _recorded(draft: Lattice | Tree, grown: Tree) -> Lattice | Tree:
+    """A lattice's likeliest candidates, copied so that the others can go; of a tree what was grown from it."""
+    if isinstance(draft, Tree):
+        return grown
+    return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
+
+
+def _judge(part: Part, logits: Tensor) -> Verdict | None:
+    """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
+    draw = part.request.sampler.draw
+    if not part.known:
+        return accept(part.tree, lambda node, path: draw(logits[node], path))
+    return Verdict([], [], draw(logits[-1])) if part.ends_prompt else None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftwood import lean
-from draftwood.cache import KVCache, stored
+from draftwood.cache import KVCache, Row, stored
 from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
@@ -44,7 +44,7 @@ class Path(Protocol):
     def tap(self, layers: Sequence[int]) -> None: ...
     def attach(self) -> None: ...
     def release(self) -> None: ...
-    def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified: ...
+    def verify(self, plan: Plan, cache: KVCache) -> Verified: ...
 
 
 class Target:
@@ -123,9 +123,9 @@ class Target:
         kv_bytes = self.kv_bytes_per_token()
         return Footprint(self.weight_bytes, self.dtype.itemsize, self.hidden_size, self.num_layers, kv_bytes, launches)
 
-    def work(self, n_tokens: int, context: int) -> Work:
-        """What verifying `n_tokens` (root included) behind `context` tokens takes at least."""
-        return self.footprint.work(n_tokens, context)
+    def work(self, n_tokens: int, context: int, requests: int = 1) -> Work:
+        """What verifying `n_tokens` (roots included) of some requests, each behind `context` tokens, takes at least."""
+        return self.footprint.work(n_tokens, context, requests)
 
     # --- parts a drafter shares --------------------------------------------------------------------------
     def embed(self, ids: Tensor) -> Tensor:
@@ -159,21 +159,27 @@ class Target:
         self.path.tap(layers)
 
     def new_cache(self, capacity: int, requests: int = 1) -> KVCache:
-        return KVCache(self.num_layers, capacity, requests, self.path.exact_cache)
+        return KVCache(self.num_layers, [self.new_row(capacity) for _ in range(requests)])
 
-    def plan(self, trees: Sequence[Tree], cache: KVCache, rows: Sequence[int] = (0,)) -> Plan:
-        contexts = [cache.lengths[row] for row in rows]
-        return make_plan(TreeBatch.of(trees), contexts, self.dtype, self.device, rows)
+    def new_row(self, capacity: int) -> Row:
+        return Row(self.num_layers, capacity, self.path.exact_cache)
+
+    def plan(
+        self, trees: Sequence[Tree], cache: KVCache, rows: Sequence[int] = (0,), known: Sequence[bool] = ()
+    ) -> Plan:
+        """Tree b goes behind what `rows[b]` holds; of a `known` one only the last token's logits are wanted."""
+        contexts = [cache.rows[row].length for row in rows]
+        return make_plan(TreeBatch.of(trees), contexts, self.dtype, self.device, rows, known)
 
     @torch.inference_mode()
-    def verify(self, plan: Plan, cache: KVCache, last_only: bool = False) -> Verified:
+    def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens. Their keys and values lie in the cache, uncommitted."""
         cache.place(plan)
-        return self.path.verify(plan, cache, last_only)
+        return self.path.verify(plan, cache)
 
     def prefill(self, chunk: Sequence[int], cache: KVCache, row: int = 0) -> Verified:
         """Commit a chunk of known tokens: its taps, and the logits after its last token alone."""
-        result = self.verify(self.plan([chain_tree(chunk)], cache, [row]), cache, last_only=True)
+        result = self.verify(self.plan([chain_tree(chunk)], cache, [row], [True]), cache)
         cache.advance(row, len(chunk))
         return result
 

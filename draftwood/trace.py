@@ -26,7 +26,7 @@ class Round:
     path: Sequence[int]  # accepted nodes in order, the root being 0; the round emitted one token more
     seconds: dict[str, float]  # by verb, see VERBS
     predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
-    padding: int = 0  # tokens that the target ran besides, to fill a captured width
+    padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
 
     @property

@@ -84,14 +84,14 @@ class Universal:
         self._taps.remove()
         self.model.set_attn_implementation(self._usual_attention)
 
-    def verify(self, plan: Plan, cache: KVCache, last_only: bool) -> Verified:
+    def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens."""
         out = self.model(
             input_ids=plan.tokens,
             position_ids=plan.positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1 if last_only else 0,
+            logits_to_keep=0 if plan.wanted is None else plan.wanted,
             plan=plan,
         )
         return Verified(out.logits[0], self._taps.take())

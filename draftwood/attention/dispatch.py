@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ def register() -> None:
 def attend(
     module: nn.Module,
     query: Tensor,  # [1, H, sum N, d]
-    key: Tensor,  # [B, H_kv, S, d]: every slot of the cache
-    value: Tensor,  # [B, H_kv, S, d_v]
+    key: Sequence[Tensor],  # [H_kv, S, d] of each segment: every slot of its row
+    value: Sequence[Tensor],  # [H_kv, S, d_v]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -51,8 +52,8 @@ def attend(
 
 def attend_slots(
     query: Tensor,  # [H, sum N, d]
-    key: Tensor,  # [B, H_kv, S, d]: every slot of the cache
-    value: Tensor,  # [B, H_kv, S, d_v]
+    key: Sequence[Tensor],  # [H_kv, S, d] of each segment: every slot of its row
+    value: Sequence[Tensor],  # [H_kv, S, d_v]
     plan: Plan,
     scale: float,
     window: int | None = None,
@@ -60,14 +61,15 @@ def attend_slots(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """What the plan's tokens see in their slots: `[sum N, H, d_v]`."""
-    groups = query.shape[0] // key.shape[1]
+    heads = key[0].shape[0]
+    groups = query.shape[0] // heads
     parts = []
     for index, part in enumerate(plan.segments):
         extent = part.context + part.size
         args = AttentionArgs(
-            query=query[:, part.start : part.stop].unflatten(0, (key.shape[1], groups)),
-            key=key[part.row, :, :extent],
-            value=value[part.row, :, :extent],
+            query=query[:, part.start : part.stop].unflatten(0, (heads, groups)),
+            key=key[index][:, :extent],
+            value=value[index][:, :extent],
             scale=scale,
             window=window,
             softcap=softcap,

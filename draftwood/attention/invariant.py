@@ -10,6 +10,7 @@ across the border of a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import e, log2
 
 import torch
@@ -26,21 +27,21 @@ SCORES = 1 << 19  # at once: they should stay in the processor's cache
 
 def attend_invariantly(
     query: Tensor,  # [sum N, H, d]
-    key: Tensor,  # [B, H_kv, S, d] in at least fp32
-    value: Tensor,  # [B, H_kv, S, d_v + 1], the last column holds ones
+    key: Sequence[Tensor],  # [H_kv, S, d] of each segment, in at least fp32
+    value: Sequence[Tensor],  # [H_kv, S, d_v + 1], the last column holds ones
     plan: Plan,
     scale: Tensor,  # [1] in the dtype of `key`; see `log2_scale`
     window: int | None,
 ) -> Tensor:
     """What the plan's tokens see in their slots: `[sum N, H * d_v]`."""
-    scaled = (query * scale).view(len(query), key.shape[1], -1, query.shape[2])  # [sum N, H_kv, G, d]
-    seen = query.new_empty(*scaled.shape[:3], value.shape[3] - 1)
+    scaled = (query * scale).view(len(query), len(key[0]), -1, query.shape[2])  # [sum N, H_kv, G, d]
+    seen = query.new_empty(*scaled.shape[:3], value[0].shape[2] - 1)
     for index, part in enumerate(plan.segments):
         extent = part.context + part.size
         mine = scaled[part.start : part.stop].permute(1, 2, 0, 3)
         mask = plan.mask(index, window, mine.shape[1])
         folded = mine.reshape(len(mine), -1, mine.shape[3])
-        sums = _in_blocks(folded, key[part.row, :, :extent], value[part.row, :, :extent], mask)
+        sums = _in_blocks(folded, key[index][:, :extent], value[index][:, :extent], mask)
         sums = sums.view(*mine.shape[:3], -1).permute(2, 0, 1, 3)
         torch.div(sums[..., :-1], sums[..., -1:], out=seen[part.start : part.stop])
     return seen.flatten(1)

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from draftwood.accept import Verdict
 from draftwood.device.graphs import Graphs, Span, Stage
@@ -25,9 +24,10 @@ from draftwood.grow import Growth
 from draftwood.lean import Lean
 from draftwood.memory import require_request
 from draftwood.policies.base import Policy
+from draftwood.request import Part, Request
 from draftwood.rotary import Rotary
-from draftwood.rounds import Clock, prefill
-from draftwood.sampling import Rule, Sampler
+from draftwood.rounds import Clock, Prefix, Proposal
+from draftwood.sampling import Rule
 from draftwood.target import Target
 from draftwood.tree import Tree
 
@@ -104,33 +104,65 @@ class Device:
 
 
 class DeviceRounds:
-    """One request's rounds on `device`."""
+    """One request's rounds on `device`: a batch of one."""
 
     ahead = True
-    lattice = None  # it stays on the device; the record gets the grown tree
 
-    def __init__(self, device: Device, target: Target, policy: Policy, sampler: Sampler, end: int) -> None:
-        """`end` is how many tokens prompt and answer may have together."""
-        self._device, self._target, self._sampler, self._end = device, target, sampler, end
-        self._state, self._stages = device.open(policy, end)
-        self._report, self._place = self._stages.report, target.device
-        self.widths = self._stages.widths
+    def __init__(self, device: Device, target: Target) -> None:
+        self._device, self._target = device, target
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self._stages.widths
+
+    def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        assert not self._device.busy and prefix is None, "buffers are for one request, from its first token on"
+        policy = request.policy
+        self._state, self._stages = self._device.open(policy, request.end)
+        self._state.cache.rewind(0, 0)
+        self._report = self._stages.report
         self._key = policy.grow, policy.width
         self._begun = False
         self._drafts = False  # whether the stages of this round end with a draft
-        self._verified: Tree | None = None
-        self._drafting = self._verifying = Span(self._place)
+        self._verified: Tree | int | None = None  # a tree, the token that ends the prompt, or None after other chunks
+        self._drafting = self._verifying = Span(self._target.device)
+
+    def leave(self, request: Request) -> None:
+        self._device.close()
+
+    def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        return [self._propose(asked, clock) for asked in drafts]
+
+    def verify(self, parts: Sequence[Part], clock: Clock) -> None:
+        (part,) = parts
+        if part.known:
+            self._verified = self._read(part)
+        else:
+            self._verify(part.tree)
+
+    def settle(self, clock: Clock) -> list[Verdict | None]:
+        if not isinstance(self._verified, Tree):
+            return [None if self._verified is None else Verdict([], [], self._verified)]
+        verdict = self._report.verdict(self._verified)
+        clock.add("verify", self._verifying.seconds)
+        return [verdict]
 
     @torch.inference_mode()
-    def prefill(self) -> int:
-        state, sampler = self._state, self._sampler
-        state.cache.rewind(0, 0)
-        token = sampler.draw(prefill(self._target, state.cache, sampler.tokens, self._extend))
-        state.reset(sampler.sampling, [*sampler.tokens, token], self._end)
+    def _read(self, part: Part) -> int | None:
+        """Commit a chunk of the prompt; the token after it if it is the last one."""
+        state, request, chunk = self._state, part.request, part.tree.tokens.tolist()
+        result = self._target.prefill(chunk, state.cache)
+        if self._stages.drafter is not None and result.taps is not None:
+            self._stages.drafter.extend(result.taps, torch.tensor(request.filled, device=result.taps.device))
+        if not part.ends_prompt:
+            return None
+        sampler = request.sampler
+        token = sampler.draw(result.logits[-1])
+        state.reset(sampler.sampling, [*sampler.tokens, token], request.end)
         self._prepare()
         return token
 
-    def propose(self, drafts: bool, clock: Clock) -> Tree | None:
+    def _propose(self, drafts: bool, clock: Clock) -> Proposal | None:
         if drafts and not self._begun:  # nothing ran ahead of the first round
             self._start_draft()
             self._drafts = True
@@ -139,9 +171,9 @@ class DeviceRounds:
             return None
         tree = self._report.tree()
         clock.add("draft", self._drafting.seconds)
-        return tree
+        return Proposal(tree, tree)  # the candidates stay on the device
 
-    def verify(self, tree: Tree, clock: Clock) -> None:
+    def _verify(self, tree: Tree) -> None:
         self._verified = tree
         self._state.n.fill_(len(tree))
         width = next(width for width in self.widths if width >= 1 + len(tree))
@@ -149,15 +181,6 @@ class DeviceRounds:
         self._report.send_verdict()
         if self._drafts:
             self._start_draft()
-
-    def settle(self, clock: Clock) -> Verdict:
-        assert self._verified is not None, "settle follows verify"
-        verdict = self._report.verdict(self._verified)
-        clock.add("verify", self._verifying.seconds)
-        return verdict
-
-    def close(self) -> None:
-        self._device.close()
 
     def _prepare(self) -> None:
         """Capture the draft and every width that the policy can use; the widest first: the others use its memory."""
@@ -177,13 +200,7 @@ class DeviceRounds:
 
     def _run(self, key: Hashable, stage: Stage) -> Span:
         self._device.graphs.prepare(key, stage, self._stages.changing)
-        span = Span(self._place)  # a capture is nothing that the next round will pay
+        span = Span(self._target.device)  # a capture is nothing that the next round will pay
         self._device.graphs.run(key, stage)
         span.end()
         return span
-
-    def _extend(self, chunk: Sequence[int], taps: Tensor | None) -> None:
-        """`prefill` has committed `chunk` to the cache by now."""
-        if self._stages.drafter is not None and taps is not None:
-            start = torch.tensor(self._state.cache.lengths[0] - len(chunk), device=taps.device)
-            self._stages.drafter.extend(taps, start)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftwood.accept import Verdict
-from draftwood.cache import KVCache
+from draftwood.cache import KVCache, Row
 from draftwood.device.draw import Dice
 from draftwood.device.growth import DeviceTree
 from draftwood.device.walk import Walk
@@ -22,7 +22,7 @@ class State:
     def __init__(self, kv: Tensor, vocab: int, drafter: Placed | None) -> None:
         """`kv` [layers, 2, H_kv, S, d] holds finite numbers everywhere."""
         device = kv.device
-        self.kv, self.cache = kv, KVCache.over(kv)
+        self.kv, self.cache = kv, KVCache(len(kv), [Row.over(kv)])
         self.drafter = drafter
         self.dice = Dice(self.capacity, vocab, device)
         self.length, self.end, self.n = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))

@@ -64,18 +64,19 @@ class Native:
         """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into `cache`."""
         shape, functions = self.shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
-        keys, values = cache.slots(index, qkv, shape.kv_heads, shape.head_dim)
-        for part in plan.segments:
+        like = qkv.new_empty(shape.kv_heads, 0, shape.head_dim)
+        slots = [cache.rows[part.row].layer(index, like, like) for part in plan.segments]
+        for part, (keys, values) in zip(plan.segments, slots, strict=True):
             rows = slice(part.start, part.stop)
             functions.rotate_store(
                 _at(qkv[rows]), _at(layer.qk_norm), _at(cos[rows]), _at(sin[rows]), _at(q[rows]),
-                _at(keys[part.row]), _at(values[part.row]),
-                *_sizes(part.size, shape.heads, shape.kv_heads, shape.head_dim, keys.shape[2], part.context),
+                _at(keys), _at(values),
+                *_sizes(part.size, shape.heads, shape.kv_heads, shape.head_dim, keys.shape[1], part.context),
                 c_float(shape.norm_eps), _threads(),
             )  # fmt: skip
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
-        for part in plan.segments:
-            self._see(part, q, keys[part.row], values[part.row], seen, window)
+        for part, (keys, values) in zip(plan.segments, slots, strict=True):
+            self._see(part, q, keys, values, seen, window)
         return seen.flatten(1)
 
     def _see(self, part: Segment, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, window: int | None) -> None:

@@ -34,6 +34,13 @@ class Costs:
         ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
         return replace(self, verify_s=self.verify_s[ran - 1])
 
+    def beside(self, tokens: int) -> Costs:
+        """The same for one request of several, whose forward holds `tokens` of the others."""
+        if not tokens:
+            return self
+        plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
+        return replace(self, plain_s=plain_s, aux_s=self.aux_s[:-tokens], verify_s=self.verify_s[tokens:])
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:

@@ -54,8 +54,8 @@ class Reader:
 
     @torch.inference_mode()
     def _chunk(self, tokens: Ints, cache: KVCache) -> Tensor:
-        plan = self.target.plan([chain_tree(tokens.tolist())], cache)
-        result = self.target.verify(plan, cache, last_only=not self.teacher)
+        plan = self.target.plan([chain_tree(tokens.tolist())], cache, known=[not self.teacher])
+        result = self.target.verify(plan, cache)
         cache.advance(0, len(tokens))
         assert result.taps is not None
         taps = result.taps.bfloat16()

@@ -92,7 +92,7 @@ class PagedRows:
         device = self._keys.device
         attend = partial(self._attend_prompt, torch.tensor(self._pages[row], device=device))
         places = torch.arange(len(tokens), device=device)
-        logits = self._path.forward(torch.tensor(list(tokens), device=device), places, attend, last_only=True).logits
+        logits = self._path.forward(torch.tensor(list(tokens), device=device), places, attend, places[-1:]).logits
         self._lengths[row] = len(tokens)
         return logits[-1]
 

@@ -22,6 +22,7 @@ from scipy.stats import chi2
 from draftwood import registry
 from draftwood import rounds as rounds_module
 from draftwood.accept import Draw, Verdict
+from draftwood.cache import KVCache
 from draftwood.device.draw import Dice
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine, Work
@@ -164,6 +165,54 @@ def test_drafter_state_covers_exactly_what_is_in_the_cache(family: Target) -> No
             assert len(drafter.seen[0]) == step.round.context + 1 + step.round.accepted
 
 
+# --- several at once -------------------------------------------------------------------------------------------
+
+CROWD = [  # length of the prompt, new tokens, sampling, round in which it joins, a policy of its own
+    (13, 24, "greedy", 0, None),
+    (1, 9, "T = 1", 0, "autoregressive"),
+    (150, 12, "greedy", 1, None),
+    (5, 20, "T = 0.7, top-k, top-p", 3, None),
+    (31, 1, "greedy", 3, "dflash"),
+    (20, 16, "T = 1.3, min-p, penalty", 5, "ddtree:3"),
+]
+
+
+def crowded_prompt(index: int) -> list[int]:
+    return [(17 * i + 3 + index) % 97 for i in range(CROWD[index][0])]
+
+
+@functools.cache
+def alone(family: str, index: int) -> list[int]:
+    _, new, sampling, _, _ = CROWD[index]
+    made = Engine(target_of(family), None, registry.policy("autoregressive"), latency_of(target_of(family)))
+    return [t for s in made.run(crowded_prompt(index), new, SAMPLINGS[sampling]) for t in s.tokens]
+
+
+@pytest.mark.parametrize(("of", "policy"), [*(("llama", policy) for policy in POLICIES), ("qwen3_sliding", "bastion")])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_who_shares_the_batch_does_not_change_a_text(drafter: str, policy: str, of: str) -> None:
+    """Requests of every kind join over time, one is abandoned; each text is what it would be alone."""
+    target = target_of(of)
+    made = engine(target, DRAFTERS[drafter](target, crowded_prompt(0) + alone(of, 0)), policy)
+    batch, texts = made.batch(), {}
+    waiting = [
+        (join, made.request(crowded_prompt(i), new, SAMPLINGS[how], policy=own and registry.policy(own)))
+        for i, (_, new, how, join, own) in enumerate(CROWD)
+    ]
+    stranger = made.request(PROMPT, 100)
+    batch.join(stranger)
+    for at in itertools.count():
+        for request in [r for join, r in waiting if join == at]:
+            batch.join(request)
+        if at == 4:
+            batch.leave(stranger)
+        for request, step in batch.round().items():
+            texts.setdefault(request, []).extend(step.tokens)
+        if at > 5 and not batch.requests:
+            break
+    assert [texts[request] for _, request in waiting] == [alone(of, i) for i in range(len(CROWD))]
+
+
 # --- the distribution -----------------------------------------------------------------------------------------
 
 SMALL = 5  # tokens in the vocabulary; sequences of LENGTH tokens are counted
@@ -176,7 +225,7 @@ SHAPED = Sampling(0.9, top_k=4, top_p=0.95, min_p=0.03, repetition_penalty=1.2)
 class Table:
     """A target whose logits depend on the last two tokens: `Target` to the engine, a lookup underneath."""
 
-    name, context_limit, tap_layers, vocab_size = "table", 1000, (), SMALL
+    name, context_limit, tap_layers, vocab_size, num_layers = "table", 1000, (), SMALL, 1
 
     device = torch.device("cpu")
 
@@ -192,36 +241,32 @@ class Table:
     def after(self, tokens: list[int]) -> torch.Tensor:
         return self.logits[tokens[-2], tokens[-1]]
 
-    def new_cache(self, capacity: int):
-        return TableCache()
+    def new_row(self, capacity: int):
+        return TableRow()
 
-    def prefill(self, chunk: list[int], cache: TableCache, row: int):
-        cache.tokens.extend(chunk)
-        return _Result(self.after(cache.tokens)[None])
+    def plan(self, trees: list[Tree], cache: KVCache, rows, known):
+        return trees[0], known[0]
 
-    def plan(self, trees: list[Tree], cache: TableCache, rows):
-        return trees[0]
-
-    def verify(self, tree: Tree, cache: TableCache):
-        cache.pending = tree
-        before = [cache.tokens[-1] if p < 0 else int(tree.tokens[p]) for p in tree.parents]
+    def verify(self, plan: tuple[Tree, bool], cache: KVCache):
+        (row,), (tree, known) = cache.rows, plan
+        row.pending = tree
+        before = [row.tokens[-1] if p < 0 and row.tokens else int(tree.tokens[p]) for p in tree.parents]
         self.verified = self.logits[torch.tensor(before), torch.from_numpy(tree.tokens)]
-        return _Result(self.verified)
+        return _Result(self.verified[-1:] if known else self.verified)
 
     def work(self, n: int, context: int):
         return Work(1.0, 1.0, 0)
 
 
 @dataclasses.dataclass
-class TableCache:
+class TableRow:
     tokens: list[int] = dataclasses.field(default_factory=list)
     pending: Tree | None = None
 
-    @property
-    def lengths(self) -> list[int]:
-        return [len(self.tokens)]
+    def advance(self, tokens: int) -> None:
+        self.commit(list(range(1, tokens)))
 
-    def commit(self, row: int, path: list[int]) -> None:
+    def commit(self, path: list[int]) -> None:
         self.tokens.extend(int(self.pending.tokens[i]) for i in (0, *path))
 
 
@@ -344,10 +389,25 @@ def test_a_wrong_acceptance_rule_fails(wrong: Callable, monkeypatch: pytest.Monk
 def test_in_bf16_every_token_is_the_targets_argmax_or_a_near_tie(policy: str) -> None:
     """Kernels for 1 and for n rows round differently: judged by teacher forcing, not by equality of texts."""
     target = tiny_target(dtype=torch.bfloat16)
-    text = run(target, Noisy("noisy", tap_layers=(1,)), policy, Sampling())
-    logits = plain_logits(target, PROMPT + text).float()[len(PROMPT) - 1 : -1]
+    assert is_near_argmax(target, PROMPT, run(target, Noisy("noisy", tap_layers=(1,)), policy, Sampling()))
+
+
+def test_in_bf16_a_crowd_leaves_near_ties_at_most() -> None:
+    target = tiny_target(dtype=torch.bfloat16)
+    made = engine(target, Noisy("noisy", tap_layers=(1,)), "ddtree:7")
+    batch, texts = made.batch(), {made.request(crowded_prompt(i), NEW): (i, []) for i in (0, 1, 3, 5)}
+    for request in texts:
+        batch.join(request)
+    while batch.requests:
+        for request, step in batch.round().items():
+            texts[request][1].extend(step.tokens)
+    assert all(is_near_argmax(target, crowded_prompt(i), text) for i, text in texts.values())
+
+
+def is_near_argmax(target: Target, prompt: list[int], text: list[int]) -> bool:
+    logits = plain_logits(target, prompt + text).float()[len(prompt) - 1 : -1]
     gap = logits.max(-1).values - logits.gather(1, torch.tensor(text)[:, None])[:, 0]
-    assert float(gap.max()) <= 2**-5 * float(logits.abs().max())  # four units in the last place of bf16
+    return float(gap.max()) <= 2**-5 * float(logits.abs().max())  # four units in the last place of bf16
 
 
 # --- what engines must survive --------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_a_request_that_does_not_fit_is_refused(backend: str, monkeypatch: pytes
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)
     assert len(list(made.run(PROMPT, 2))) == 2
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    monkeypatch.setattr(target, "new_cache", lambda *a: pytest.fail("allocated"))
+    monkeypatch.setattr(target, "new_row", lambda *a: pytest.fail("allocated"))
     made.device = type(made.device)(target, made.drafter)
     with pytest.raises(BadInput, match=r"A request of \d+ tokens needs .*cache .*1000 bytes are free on cpu; shorten"):
         next(made.run(PROMPT, 2))

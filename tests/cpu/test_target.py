@@ -62,9 +62,9 @@ def test_kv_after_commit_is_kv_recomputed(family: str, path: str) -> None:
     text = PROMPT + [int(tree.tokens[i]) for i in (0, *path)]
     fresh = prefilled(target, text)
     assert cache.lengths == fresh.lengths == [len(text)]
-    for layer, truth in zip(cache.layers, fresh.layers, strict=True):
-        for found, expected in ((layer.keys, truth.keys), (layer.values, truth.values)):
-            torch.testing.assert_close(found[:, :, : len(text)], expected[:, :, : len(text)], rtol=1e-9, atol=1e-9)
+    (row,), (truth,) = cache.rows, fresh.rows
+    for found, expected in zip([*row.keys, *row.values], [*truth.keys, *truth.values], strict=True):
+        torch.testing.assert_close(found[:, : len(text)], expected[:, : len(text)], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("family", "path"), ON_PATHS)
@@ -106,7 +106,7 @@ def test_a_path_that_is_a_prefix_moves_nothing(monkeypatch: pytest.MonkeyPatch) 
     target = tiny_target()
     cache = prefilled(target, PROMPT)
     target.verify(target.plan([chain_tree([1, 2, 3])], cache), cache)
-    monkeypatch.setattr(type(cache.layers[0]), "move", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr(type(cache.rows[0]), "_move", lambda *_: pytest.fail("moved"))
     cache.commit(0, [1, 2])
     assert cache.lengths == [len(PROMPT) + 3]
 

@@ -1,0 +1,239 @@
+"""The round: draft, grow, choose, verify, accept, commit, observe. The file to read first.
+
+    context --draft--> lattice --grow--> tree --choose--> tree[:n] --verify--> logits, taps
+            --accept--> verdict --commit--> cache, drafter state --observe--> latency, acceptance
+
+One loop drives the verbs for all requests of a batch, be it one or many: their trees lie one behind the other on the
+token axis of one forward. Requests join and leave between rounds; a prompt is read in chunks beside the trees of the
+others. The verbs run on the host (`rounds.py`) or, for one request with static shapes, on the device
+(`device/rounds.py`). What belongs to one request lives in its `Request`, so an abandoned one leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from draftwood.accept import Verdict
+from draftwood.latency import LatencyModel
+from draftwood.offline_profile import ConvexCosts
+from draftwood.policies.base import Costs, Policy
+from draftwood.request import Part, Request
+from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Rounds
+from draftwood.trace import Round
+from draftwood.tree import Lattice, Tree, chain_tree, root_only
+
+CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
+
+Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What one round emits for one request: accepted draft tokens, then the bonus token."""
+
+    tokens: list[int]
+    tree: Tree | None  # the verified tree; None for the step that ends the prefill
+    path: list[int]  # accepted nodes of `tree`; len(tokens) == len(path) + 1
+    round: Round | None
+    seconds: float  # of the round; of the step that ends the prefill: since the request joined
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A round whose parts have gone to the target."""
+
+    start: float
+    clock: Clock
+    parts: list[Part]
+    drafts: list[Lattice | Tree | None]  # for each part what its tree was grown from
+
+
+class Batch:
+    """Requests that share the rounds of an engine."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        drafts: bool,
+        latency_of: Callable[[int], LatencyModel],
+        offline: ConvexCosts | None = None,
+        keep: Keep = lambda request, prefix: None,
+    ) -> None:
+        """`drafts`: there is a drafter. `latency_of(requests)` is the model for batches of that size, `offline` prices
+        policies that need convex costs, and `keep` gets the prefix of every request that leaves."""
+        self.requests: list[Request] = []
+        self._rounds, self._has_drafter = rounds, drafts
+        self._latency_of, self._offline, self._keep = latency_of, offline, keep
+        self._begun: _Begun | None = None
+
+    def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
+        self._rounds.join(request, prefix)
+        self.requests.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Let go of a request that is over or abandoned."""
+        self.requests.remove(request)
+        prefix = self._rounds.leave(request)
+        self._begun = None
+        if prefix is not None:
+            self._keep(request, prefix)
+
+    def close(self) -> None:
+        """Let go of every request."""
+        for request in list(self.requests):
+            self.leave(request)
+
+    def round(self) -> dict[Request, Step]:
+        """Run one round; what it emits for whom. A request that only read a part of its prompt emits nothing."""
+        steps = self._end(self._begun or self._begin())
+        self._begun = self._begin() if self._rounds.ahead and self.requests else None
+        return steps
+
+    # --- draft, grow, choose, verify ---------------------------------------------------------------------
+    def _begin(self) -> _Begun:
+        start, clock = time.perf_counter(), Clock()
+        chunks, writing = self._chunks(), [request for request in self.requests if not request.reads]
+        with clock("choose"):
+            costs = self._costs(writing, sum(chunk.size for chunk in chunks))
+            drafts = [self._drafts(request, costs[request.policy]) for request in writing]
+        proposed = self._rounds.propose(writing, drafts, clock)
+        with clock("choose"):
+            trees = [
+                _choose(request, proposal.tree if proposal else root_only(request.root), costs[request.policy])
+                for request, proposal in zip(writing, proposed, strict=True)
+            ]
+        parts = [*map(Part, writing, trees), *chunks]
+        self._rounds.verify(parts, clock)
+        grown_from = [proposal.draft if proposal else None for proposal in proposed]
+        return _Begun(start, clock, parts, [*grown_from, *(None for _ in chunks)])
+
+    def _chunks(self) -> list[Part]:
+        """What this round reads of prompts, first come, first served."""
+        reading = [request for request in self.requests if request.reads]
+        room, chunks = PREFILL_CHUNK if len(reading) == len(self.requests) else CHUNK_BESIDE, []
+        for request in reading:
+            chunk = request.sampler.tokens[request.filled : request.prompt][:room]
+            if chunk:
+                chunks.append(Part(request, chain_tree(chunk), known=True))
+                room -= len(chunk)
+        return chunks
+
+    def _costs(self, writing: Sequence[Request], chunk_tokens: int) -> dict[Policy, Costs]:
+        """For each policy what a request's tree costs beside all the others' roots and chunks."""
+        beside = len(writing) - 1 + chunk_tokens
+        context = _mean_context(writing)
+        return {policy: self._price(policy, context, len(writing), beside) for policy in {r.policy for r in writing}}
+
+    def _price(self, policy: Policy, context: int, requests: int, beside: int) -> Costs:
+        widths, latency = self._rounds.widths, self._latency_of(requests)
+        if policy.convex and self._offline:
+            return self._offline.costs(policy.n_max + beside, context).beside(beside)
+        if widths is None:
+            return latency.costs(policy.n_max + beside, context).beside(beside)
+        costs = latency.costs(widths[-1] - 1, context)
+        return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
+
+    def _drafts(self, request: Request, costs: Costs) -> bool:
+        return self._has_drafter and request.remaining > 1 and request.policy.drafts(request.acceptance.outlook(costs))
+
+    # --- accept, commit, observe -------------------------------------------------------------------------
+    def _end(self, begun: _Begun) -> dict[Request, Step]:
+        clock = begun.clock
+        verdicts = self._rounds.settle(clock)
+        with clock("observe"):
+            records = self._observe(begun, verdicts)
+        seconds = time.perf_counter() - begun.start
+        steps = {}
+        for part, verdict, record in zip(begun.parts, verdicts, records, strict=True):
+            kept = part.size if verdict is None or part.known else 1 + len(verdict.path)
+            part.request.filled += kept
+            if verdict is not None:
+                steps[part.request] = self._emit(part, verdict, record, seconds)
+        return steps
+
+    def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
+        """A record for each part that is a tree; the models learn from them."""
+        parts, seconds = begun.parts, begun.clock.seconds
+        writing = [part.request for part in parts if not part.known]
+        if not writing:
+            return [None] * len(parts)
+        width, drafted = self._width(sum(part.size for part in parts)), any(draft is not None for draft in begun.drafts)
+        nodes = sum(len(part.tree) for part in parts if not part.known)
+        latency, context = self._latency_of(len(writing)), _mean_context(writing)
+        predicted = latency.predict(nodes, context, drafted, width - 1 - nodes)
+        records = [
+            None if part.known or verdict is None else _record(part, verdict, draft, width, seconds, predicted)
+            for part, verdict, draft in zip(parts, verdicts, begun.drafts, strict=True)
+        ]
+        for part, record in zip(parts, records, strict=True):
+            if record is not None:
+                part.request.acceptance.observe(record)
+        if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
+            whole = replace(records[0], context=context, n=nodes, drafted=drafted, padding=width - 1 - nodes)
+            latency.observe(whole if len(parts) > 1 else records[0])
+        return records
+
+    def _width(self, tokens: int) -> int:
+        """How many tokens a forward of `tokens` runs."""
+        widths = self._rounds.widths
+        return tokens if widths is None else next(width for width in widths if width >= tokens)
+
+    def _emit(self, part: Part, verdict: Verdict, record: Round | None, seconds: float) -> Step:
+        """Commit a verdict to the request's text, and let go of the request if that ends it."""
+        request = part.request
+        if part.known:
+            step = Step([verdict.bonus], None, [], None, time.perf_counter() - request.start)
+        else:
+            step = Step(verdict.tokens, part.tree, verdict.path, record, seconds)
+        step = _cut(step, request.remaining, request.stop_ids)
+        request.sampler.commit(step.tokens)
+        request.finished = request.remaining <= 0 or step.tokens[-1] in request.stop_ids
+        if request.finished:
+            self.leave(request)
+        return step
+
+
+def _choose(request: Request, tree: Tree, costs: Costs) -> Tree:
+    policy, mass = request.policy, tree.mass[1:]
+    mass = request.acceptance.calibrate(mass, tree.depths[1:]) if policy.calibrated else mass
+    return tree[: policy.choose(mass, costs)]
+
+
+def _record(
+    part: Part,
+    verdict: Verdict,
+    draft: Lattice | Tree | None,
+    width: int,
+    seconds: dict[str, float],
+    predicted: Mapping[str, float],
+) -> Round:
+    tree, n = part.tree, len(part.tree)
+    return Round(
+        context=part.request.filled,
+        n=n,
+        drafted=draft is not None,
+        mass=tree.mass[1:],
+        depths=tree.depths[1:],
+        path=verdict.path,
+        seconds=seconds,
+        predicted=predicted,
+        padding=width - 1 - n,
+        draft=draft,
+    )
+
+
+def _mean_context(requests: Sequence[Request]) -> int:
+    return sum(request.filled for request in requests) // max(len(requests), 1)
+
+
+def _cut(step: Step, remaining: int, stop_ids: frozenset[int]) -> Step:
+    """End the step at its first stop token or where the answer is full."""
+    tokens = step.tokens[:remaining]
+    stop = next((i for i, token in enumerate(tokens) if token in stop_ids), None)
+    tokens = tokens if stop is None else tokens[: stop + 1]
+    if len(tokens) == len(step.tokens):
+        return step
+    return Step(tokens, step.tree, step.path[: len(tokens)], step.round, step.seconds)

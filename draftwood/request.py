@@ -1,0 +1,57 @@
+"""One request in a batch: what was asked for, what it has so far, and what belongs to it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from draftwood.acceptance import AcceptanceModel
+from draftwood.policies.base import Policy
+from draftwood.sampling import Sampler
+from draftwood.tree import Tree
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """While its prompt is read, `filled` grows by chunks; then the last of its tokens is the root, in no cache yet."""
+
+    sampler: Sampler  # holds the text so far, prompt included
+    prompt: int  # tokens of the prompt
+    end: int  # tokens that prompt and answer may have together
+    policy: Policy
+    acceptance: AcceptanceModel
+    stop_ids: frozenset[int] = frozenset()
+    filled: int = 0  # tokens in the caches
+    finished: bool = False
+    start: float = field(default_factory=perf_counter)
+
+    @property
+    def root(self) -> int:
+        return self.sampler.tokens[-1]
+
+    @property
+    def reads(self) -> bool:
+        """Whether a part of its prompt is in no cache yet."""
+        return self.filled < self.prompt
+
+    @property
+    def remaining(self) -> int:
+        return self.end - len(self.sampler.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What a forward runs for one request: a draft tree, or a `known` chunk of its prompt as a chain."""
+
+    request: Request
+    tree: Tree
+    known: bool = False
+
+    @property
+    def size(self) -> int:
+        """Tokens of the forward."""
+        return len(self.tree.tokens)
+
+    @property
+    def ends_prompt(self) -> bool:
+        return self.known and self.request.filled + self.size == self.request.prompt
