@@ -32,12 +32,13 @@ def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
 
     def remember() -> None:
         with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
-            write_json(learned, latency.to_json())
+            write_json(learned, {"of": name, **latency.to_json()})
 
     engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
     path = target.path.kind, engine.backend().name
     parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
-    learned = cached_file(folder, "learned", "|".join(map(str, parts)))
+    name = ", ".join(map(str, parts))
+    learned = cached_file(folder, "learned", name)
     with contextlib.suppress(BadInput):  # absent or damaged: learned anew
         latency.restore(read_json(learned))
     return engine

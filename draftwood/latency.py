@@ -2,39 +2,33 @@
 
 A prior alone is off by a factor on every machine; an average alone knows nothing about widths it has not run
 and does worse (BASTION, arXiv 2605.29727, ablation). So the prior gives the shape, and what is learned is the
-logarithm of observed over prior at a few widths. Formulas: docs/latency-model.md.
+logarithm of observed over prior at a few widths (`curve.py`). Formulas: docs/latency-model.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import exp, inf, log
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import exp, log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from draftwood.curve import WIDTHS, Array, Curve, Level
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
-from draftwood.trace import Round
+from draftwood.trace import Errors, Round, prediction_errors
 
-Array = NDArray[np.float64]
+BUCKET = 64  # tokens of context that share one prior: their KV is small beside the weights
+FIRST_REACH = 1024  # tokens of context that share what is learned; then each doubling has its own
 
-# Widths (tokens of one forward) at which something is learned. In between, seconds are linear in width.
-WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64)
-NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width says about another
-PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
-ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
-BUCKET = 64  # tokens of context that share one cost curve: their KV is small beside the weights
-
-GAIN = 0.12  # weight of a new observation in the long run
-PACE, FADE, LEAP = 0.25, 0.9, 0.5  # the pace follows and is forgotten within some ten rounds; one moves it 0.12 at most
-CALM = 0.2  # the same for the spread
-DOUBT = 0.3  # spread of log-ratios that is expected before any is known
-LEAST_SPREAD = 0.01
-LIMIT = 3.0  # spreads: an observation further off moves a level no more than one at this distance
-
-HEAD_START = 4.0  # observations that a level learned in an earlier process counts as
+PACE, FADE, LEAP = (
+    0.35,
+    0.95,
+    0.1,
+)  # the pace follows and is forgotten within some ten rounds; one moves it 0.035 at most
+LATEST = 256  # rounds that `errors` looks at
+TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
 HOST_PRIOR = HOST_S + 3e-6 * (WIDTHS - 1)  # and on each node
@@ -64,70 +58,48 @@ class Machine:
         return max(work.flops / self.peak, work.bytes / self.bandwidth) + work.launches * self.launch_s
 
 
-@dataclass(slots=True)
-class Level:
-    """A running log-ratio: early observations move it much, a late outlier barely."""
-
-    value: float = 0.0
-    seen: float = 0.0  # observations; parts of one where it is shared between two levels
-    spread: float = inf  # typical distance of an observation; infinite before the first
-
-    def move(self, error: float, step: float = 1.0, weight: float = 1.0) -> None:
-        """An observation at `value + error`; `step` scales the move, `weight` how much it counts as seen."""
-        error = min(max(error, -LIMIT * self.spread), LIMIT * self.spread)
-        self.value += step * max(1 / (1 + self.seen / 2), GAIN) * error
-        if self.spread == inf:
-            self.spread = DOUBT
-        # A normal error is 0.8 deviations on average. Lasting errors widen the spread until believed.
-        self.spread += CALM * weight * (abs(error) / 0.8 - self.spread)
-        self.spread = max(self.spread, LEAST_SPREAD)
-        self.seen += weight
-
-
-class Curve:
-    """Seconds over width: a prior times what was learned at each of `WIDTHS`."""
+class Learned:
+    """What rounds have taught, apart from the machine's pace."""
 
     def __init__(self) -> None:
-        self.levels = [Level() for _ in WIDTHS]
+        self.verify: dict[int, Curve] = {}  # by reach of context
+        self.draft: dict[int, Level] = {}
+        self.host, self.plain_host = Curve(), Level()
 
-    def seconds(self, prior: Array) -> Array:
-        """`[len(WIDTHS)]` seconds at `WIDTHS`, given the prior's.
+    def verify_at(self, context: int) -> Curve:
+        """The curve for a context; one that is new starts like the nearest."""
+        at = reach(context)
+        if at not in self.verify:
+            self.verify[at] = Curve(self.verify[_nearest(self.verify, at)] if self.verify else None)
+        return self.verify[at]
 
-        A width that was run keeps what was learned there, cliffs included. One that was not takes its
-        neighbours' ratio, and is not believed to be cheaper than a narrower one that was run: a prior too
-        hopeful about wide forwards would lure a policy there.
-        """
-        seen = np.array([level.seen for level in self.levels])
-        value = np.array([level.value for level in self.levels])
-        witness = np.minimum(seen, ENOUGH)
-        neighbours = NEARNESS @ (witness * value) / (NEARNESS @ witness + PRIOR_WEIGHT)
-        run = prior * np.exp(value)
-        least = np.maximum.accumulate(np.where(seen > 0, run, 0.0))
-        seconds: Array = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
-        return seconds
+    def draft_at(self, context: int) -> Level:
+        at = reach(context)
+        if at not in self.draft:
+            self.draft[at] = self.draft[_nearest(self.draft, at)].again() if self.draft else Level()
+        return self.draft[at]
 
-    def seen(self, width: int) -> float:
-        """Observations of the least known of the two widths around `width`."""
-        left = int(np.searchsorted(WIDTHS, width, side="right")) - 1
-        right = min(int(np.searchsorted(WIDTHS, width)), len(WIDTHS) - 1)
-        return min(self.levels[left].seen, self.levels[right].seen)
+    def to_json(self) -> dict[str, object]:
+        return {
+            "widths": WIDTHS.tolist(),
+            "verify": {str(at): curve.to_json() for at, curve in self.verify.items()},
+            "draft": {str(at): level.to_json() for at, level in self.draft.items()},
+            "host": self.host.to_json(),
+            "plain_host": self.plain_host.to_json(),
+        }
 
-    def learn(self, width: int, seconds: float, prior: Array) -> None:
-        """One observation moves the widths on both sides of it, each by its nearness."""
-        left = min(int(np.searchsorted(WIDTHS, width, side="right")) - 1, len(WIDTHS) - 2)
-        right_part = float((width - WIDTHS[left]) / (WIDTHS[left + 1] - WIDTHS[left]))
-        now = self.seconds(prior)
-        error = log(seconds / float(np.interp(width, WIDTHS, now)))
-        fresh = all(level.seen == 0 for level in self.levels)
-        parts = {left: 1 - right_part, left + 1: right_part}
-        # Normalised least mean squares: at a gain of 1 the curve would now pass through the observation.
-        norm = sum(part**2 for part in parts.values())
-        for knot, part in parts.items():
-            level = self.levels[knot]
-            if part and not level.seen and not fresh:  # start at what the neighbours say, and doubt the rest
-                level.value, level.spread = log(now[knot] / prior[knot]), DOUBT
-            if part:
-                level.move(error, step=part / norm, weight=part)
+    @classmethod
+    def of_json(cls, data: object) -> Learned:
+        """Raises ValueError or KeyError for anything that `to_json` does not give."""
+        if not isinstance(data, dict) or data["widths"] != WIDTHS.tolist():
+            raise ValueError("other widths")
+        if not isinstance(data["verify"], dict) or not isinstance(data["draft"], dict):
+            raise ValueError("verify and draft are by context")
+        learned = cls()
+        learned.verify = {int(at): Curve.of_json(entry) for at, entry in data["verify"].items()}
+        learned.draft = {int(at): Level.of_json(entry) for at, entry in data["draft"].items()}
+        learned.host, learned.plain_host = Curve.of_json(data["host"]), Level.of_json(data["plain_host"])
+        return learned
 
 
 class LatencyModel:
@@ -143,10 +115,11 @@ class LatencyModel:
         draft_work: Callable[[int], Work] | None = None,
     ) -> None:
         self.machine, self._verify_work, self._draft_work = machine, verify_work, draft_work
-        self._verify, self._host = Curve(), Curve()
-        self._draft, self._plain_host = Level(), Level()
+        self._learned = Learned()
         self._warm: set[int] = set()  # widths that have run in this process
-        self._pace = 0.0  # log of how much slower all forwards are just now than they usually are
+        self._pace = 0.0  # log of how much slower everything is just now than it usually is
+        self._latest: deque[Round] = deque(maxlen=LATEST)
+        self._trial: list[float] | None = None  # surprises since a profile was restored; None: nothing on trial
         self._priors: dict[int, Array] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
 
@@ -154,69 +127,77 @@ class LatencyModel:
         """What rounds of 0 … `n_max` nodes cost now. The arrays are shared: do not write into them."""
         key = n_max, context // BUCKET
         if key not in self._costs:
-            widths = np.arange(1, 2 + n_max)
-            verify = np.interp(widths, WIDTHS, self._verify.seconds(self._verify_prior(context)))
-            host = np.interp(widths, WIDTHS, self._host.seconds(HOST_PRIOR))
-            plain_s = float(verify[0]) + self._plain_host_s()
-            self._costs[key] = Costs(plain_s, self._draft_s(context), host, verify)
+            widths, pace = np.arange(1, 2 + n_max), exp(self._pace)
+            verify = pace * np.interp(widths, WIDTHS, self._verify_curve(context))
+            host = pace * np.interp(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
+            plain_s = float(verify[0]) + pace * self._plain_host_s()
+            self._costs[key] = Costs(plain_s, pace * self._draft_s(context), host, verify)
         return self._costs[key]
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
-        verify = self._verify_s(1 + n + padding, context)
+        pace = exp(self._pace)
+        verify = pace * float(np.interp(1 + n + padding, WIDTHS, self._verify_curve(context)))
         if not drafted:
-            return {"verify": verify, "aux": self._plain_host_s()}
-        host = float(np.interp(1 + n, WIDTHS, self._host.seconds(HOST_PRIOR)))
-        return {"draft": self._draft_s(context), "verify": verify, "aux": host}
+            return {"verify": verify, "aux": pace * self._plain_host_s()}
+        host = float(np.interp(1 + n, WIDTHS, self._learned.host.seconds(HOST_PRIOR)))
+        return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
 
     def observe(self, round: Round) -> None:
         """Learn from where a round's seconds went."""
+        self._latest.append(replace(round, draft=None))
         verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
-        host = round.total_s - verify - draft
+        host, usually = round.total_s - verify - draft, exp(-self._pace)
         if verify > 0 and round.width in self._warm:
-            self._learn_verify(round, verify)
+            self._learn_verify(round, verify * usually)
         self._warm.add(round.width)  # a width's first forward makes kernels for it: no word on the next ones
         if draft > 0:
-            self._draft.move(log(draft / self._draft_s(round.context)))
+            self._learned.draft_at(round.context).move(log(draft * usually / self._draft_s(round.context)))
         if host > 0 and round.drafted:
-            self._host.learn(1 + round.n, host, HOST_PRIOR)
+            self._learned.host.learn(1 + round.n, host * usually, HOST_PRIOR)
         elif host > 0:
-            self._plain_host.move(log(host / self._plain_host_s()))
+            self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
-    def _learn_verify(self, round: Round, seconds: float) -> None:
+    def _learn_verify(self, round: Round, usual: float) -> None:
         """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
 
         A machine that slows down for a while slows all widths. Blaming the one in use would send the policy to
         others until it had wronged them all.
         """
-        usual = seconds / exp(self._pace)
-        surprise = log(usual / self._verify_s(round.width, round.context))
-        known = self._verify.seen(round.width) / ENOUGH  # a width that is new has itself to blame
-        self._verify.learn(round.width, usual, self._verify_prior(round.context))
-        pace = self._pace + PACE * min(known, 1.0) * min(max(surprise, -LEAP), LEAP)
-        self._pace = FADE * pace
+        curve = self._learned.verify_at(round.context)
+        known = curve.familiar(round.width)  # a width that is new has itself to blame
+        surprise = curve.learn(round.width, usual, self._verify_prior(round.context))
+        self._pace = FADE * (self._pace + PACE * known * min(max(surprise, -LEAP), LEAP))
+        if self._trial is not None:
+            self._judge(abs(surprise + self._pace))
+
+    def _judge(self, error: float) -> None:
+        """Drop a restored profile whose first predictions are far off: another load, clock or build."""
+        assert self._trial is not None
+        self._trial.append(error)
+        if len(self._trial) == TRIAL:
+            if float(np.median(self._trial)) > MISFIT:
+                self._learned, self._pace = Learned(), 0.0
+            self._trial = None
+
+    def errors(self) -> dict[str, Errors]:
+        """How far the predictions of the latest rounds were off, by part."""
+        return prediction_errors(self._latest)
 
     def to_json(self) -> dict[str, object]:
         """What was learned, for `restore` in a later process with the same machine, target and drafter."""
-        return {
-            "widths": WIDTHS.tolist(),
-            "levels": [[level.value, level.seen] if level.seen else None for level in self._levels()],
-        }
+        errors = {part: [e.median, e.p90] for part, e in self.errors().items() if e.median == e.median}
+        return {**self._learned.to_json(), "errors": errors}
 
     def restore(self, data: object) -> None:
         """Go on from what `to_json` gave. Raises BadInput, changing nothing, if `data` is anything else."""
-        own = self._levels()
-        known = data.get("levels") if isinstance(data, dict) and data.get("widths") == WIDTHS.tolist() else None
-        if not isinstance(known, list) or len(known) != len(own) or not all(map(_is_level, known)):
-            raise BadInput("This is not a learned latency profile of this version; it will be learned anew.")
-        for level, values in zip(own, known, strict=True):
-            if values is not None:  # a head start, not the truth: few observations, and doubt
-                level.value, level.seen, level.spread = values[0], min(values[1], HEAD_START), DOUBT
+        try:
+            self._learned = Learned.of_json(data)
+        except (KeyError, TypeError, ValueError):
+            raise BadInput("This is not a learned latency profile of this version; it will be learned anew.") from None
+        self._trial = []
         self._costs.clear()
-
-    def _levels(self) -> list[Level]:
-        return [*self._verify.levels, *self._host.levels, self._draft, self._plain_host]
 
     def _verify_prior(self, context: int) -> Array:
         """`[len(WIDTHS)]` the roofline's seconds, for the middle of the context's bucket."""
@@ -227,21 +208,21 @@ class LatencyModel:
             self._priors[bucket] = np.maximum(seconds, LEAST_S)
         return self._priors[bucket]
 
-    def _verify_s(self, width: int, context: int) -> float:
-        curve = self._verify.seconds(self._verify_prior(context))
-        return float(np.interp(width, WIDTHS, curve))
+    def _verify_curve(self, context: int) -> Array:
+        return self._learned.verify_at(context).seconds(self._verify_prior(context))
 
     def _draft_s(self, context: int) -> float:
         prior = self.machine.seconds(self._draft_work(context)) if self._draft_work else 0.0
-        return max(prior, LEAST_S) * exp(self._draft.value)
+        return max(prior, LEAST_S) * exp(self._learned.draft_at(context).value)
 
     def _plain_host_s(self) -> float:
-        return HOST_S * exp(self._plain_host.value)
+        return HOST_S * exp(self._learned.plain_host.value)
 
 
-def _is_level(values: object) -> bool:
-    """Whether `values` is one entry of `to_json`'s levels."""
-    if values is None:
-        return True
-    numbers = values if isinstance(values, (list, tuple)) else ()
-    return len(numbers) == 2 and all(isinstance(x, (int, float)) and abs(x) < 1e6 for x in numbers)
+def reach(context: int) -> int:
+    """Which contexts share what is learned: 0 below 1024 tokens, then one for each doubling."""
+    return max(0, (context // FIRST_REACH).bit_length())
+
+
+def _nearest(known: Iterable[int], at: int) -> int:
+    return min(known, key=lambda other: abs(other - at))

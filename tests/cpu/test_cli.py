@@ -23,6 +23,7 @@ from draftwood.errors import BadInput, BadModel
 from draftwood.latency import Machine
 from draftwood.llm import LLM, Piece, load
 from draftwood.offline_profile import ConvexCosts, Profile
+from draftwood.store import write_json
 from draftwood.tree import Tree
 from tests.reference import byte_tokenizer, tiny_model
 
@@ -306,6 +307,16 @@ def test_doctor_counts_the_weights_that_a_token_reads(run: Run, folder: Path, ll
     report = json.loads(out)
     assert code == 0 and report["dtype"] in ("bfloat16", "float32") and report["reason"]
     assert report["needs"]["tokens_per_s"] == pytest.approx(1e10 / report["needs"]["bytes_per_token"])
+
+
+def test_doctor_shows_how_far_predictions_were_off(run: Run, isolated_home: None, folder: Path) -> None:
+    from draftwood.config import config
+
+    write_json(config().profiles / "learned-x.json", {"of": "some target", "errors": {"verify": [0.021, 0.08]}})
+    write_json(config().profiles / "learned-y.json", {"of": "no rounds yet", "errors": {}})
+    _, out, _ = run("doctor", "--target", folder)
+    flat = " ".join(out.split())
+    assert "some target: predictions off by verify 2.1% (p90 8%)" in flat and "no rounds yet" not in flat
 
 
 def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

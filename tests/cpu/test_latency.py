@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import BadInput
-from draftwood.latency import BUCKET, LatencyModel, Machine, Work
+from draftwood.latency import BUCKET, LatencyModel, Machine, Work, reach
 from draftwood.offline_profile import (
     ConvexCosts,
     Profile,
@@ -130,8 +130,9 @@ def test_one_outlier_barely_moves_anything(factor: float) -> None:
     before = latency.costs(64, 100)
     latency.observe(replace_seconds(a_round(15, 0.045), factor))
     after = latency.costs(64, 100)
-    np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.04)
-    np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.04)
+    np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.06)
+    np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.06)
+    np.testing.assert_allclose(after.verify_s / after.plain_s, before.verify_s / before.plain_s, rtol=0.02)
 
 
 def replace_seconds(round: Round, factor: float) -> Round:
@@ -156,6 +157,54 @@ def test_a_slow_spell_of_the_machine_is_not_blamed_on_the_width_in_use() -> None
     assert blame < 0.6 * np.log(2), "a plain average would put nearly all of it on the width in use"
 
 
+def test_a_slow_spell_is_expected_to_go_on_and_then_forgotten() -> None:
+    latency = trained([8, 16], rounds=80)
+    usual = latency.costs(15, 100).round_s()[15]
+    for _ in range(12):
+        latency.observe(replace_seconds(a_round(15, TRUE_S[16]), 1.5))
+    assert latency.costs(15, 100).round_s()[15] > 1.2 * usual
+    for _ in range(40):
+        latency.observe(a_round(15, TRUE_S[16]))
+    assert latency.costs(15, 100).round_s()[15] == pytest.approx(usual, rel=0.06)
+
+
+def test_long_contexts_learn_apart_and_begin_like_the_nearest() -> None:
+    latency = trained([8], rounds=60)
+    near, far = latency.costs(8, 100).verify_s[7], latency.costs(8, 6000).verify_s[7]
+    prior = [model().costs(8, context).verify_s[7] for context in (100, 6000)]
+    assert far / prior[1] == pytest.approx(near / prior[0], rel=0.01)
+    for _ in range(30):
+        latency.observe(a_round(7, 3 * far, context=6000))
+    assert latency.costs(8, 6000).verify_s[7] == pytest.approx(3 * far, rel=0.1)
+    for _ in range(60):
+        latency.observe(a_round(7, TRUE_S[8]))
+    assert latency.costs(8, 100).verify_s[7] == pytest.approx(near, rel=0.05)
+    assert latency.costs(8, 6000).verify_s[7] == pytest.approx(3 * far, rel=0.25)
+    assert [reach(c) for c in (0, 1023, 1024, 2047, 2048, 8191)] == [0, 0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.1, True), (3.0, False)])
+def test_a_kept_profile_that_no_longer_fits_is_dropped(factor: float, kept: bool) -> None:
+    old, new = trained([8, 16, 32], rounds=60), model()
+    for _ in range(20):
+        old.observe(a_round(0, 0.2, drafted=False))  # what is not run again tells whose profile it is
+    new.restore(json.loads(json.dumps(old.to_json())))
+    for width in (8, 16, 32) * 4:
+        new.observe(a_round(width - 1, factor * TRUE_S[width]))
+    assert bool(new.costs(8, 100).verify_s[0] > 0.15) is kept
+
+
+def test_errors_are_those_of_predictions_made_beforehand() -> None:
+    latency = trained([8], rounds=60, noise=0.0)
+    assert np.isnan(latency.errors()["verify"].median), "no round said what was expected of it"
+    for _ in range(20):
+        expected = latency.predict(7, 100, drafted=True)
+        latency.observe(replace(a_round(7, TRUE_S[8] / 1.1), predicted={**expected, "verify": TRUE_S[8]}))
+    assert latency.errors()["verify"].median == pytest.approx(0.1, rel=0.01)
+    assert latency.to_json()["errors"]["verify"] == pytest.approx([0.1, 0.1], rel=0.01)  # type: ignore[index]
+    assert latency.errors()["draft"].median < 0.1
+
+
 def test_a_lasting_change_is_followed() -> None:
     latency = trained([16])
     for _ in range(100):
@@ -169,7 +218,8 @@ def test_plain_rounds_do_not_teach_what_drafted_ones_cost() -> None:
     for _ in range(30):
         latency.observe(a_round(0, 0.033, drafted=False, host_s=5e-5))
     after = latency.costs(8, 100)
-    assert after.draft_s == before.draft_s and np.array_equal(after.aux_s, before.aux_s)
+    np.testing.assert_allclose(after.aux_s / after.draft_s, before.aux_s / before.draft_s)
+    assert after.draft_s == pytest.approx(before.draft_s, rel=0.02), "only the machine's pace is shared"
     assert after.plain_s == pytest.approx(0.033 + 5e-5, rel=0.02)
 
 
@@ -202,9 +252,10 @@ def test_a_damaged_profile_is_refused_and_changes_nothing(data: object) -> None:
     latency = model()
     with pytest.raises(BadInput, match="learned"):
         latency.restore(data)
-    broken = trained([8]).to_json() | {"levels": [["x", 1.0]] * 44}
-    with pytest.raises(BadInput):
-        latency.restore(broken)
+    good = trained([8]).to_json()
+    for damage in ({"host": [["x", 1.0]] * 21}, {"verify": {"0": [None]}}, {"draft": {"x": None}}, {"plain_host": [1]}):
+        with pytest.raises(BadInput):
+            latency.restore(good | damage)
     assert np.array_equal(latency.costs(9, 0).verify_s, model().costs(9, 0).verify_s)
 
 

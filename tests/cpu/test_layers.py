@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
-    "tree", "grow", "accept", "sampling", "latency", "footprint", "acceptance", "trace", "recording", "simulate",
-    "hardware", "offline_profile", "policies", "errors", "store",
+    "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "trace", "recording",
+    "simulate", "hardware", "offline_profile", "policies", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"accept", "sampling"}  # of the idea
 DOORS = {"__main__", "cli", "cli_show", "demo", "doctor", "bench", "server", "train", "serve_ray"}
