@@ -105,6 +105,32 @@ def generate(
 
 
 @app.command()
+def chat(
+    target: Target = None,
+    drafter: Drafter = None,
+    policy: Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …")] = None,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    target_path: TargetPath = "auto",
+) -> None:
+    """Hold a conversation; a line is a turn, /help lists what else there is. Without a terminal, lines of stdin."""
+    from draftwood.sampling import Sampling
+
+    sampling = Sampling(temperature=temperature, seed=seed)
+    from draftwood.chat import Chat, converse, prompt_lines
+    from draftwood.cli_show import Screen
+    from draftwood.llm import load
+
+    hide_progress_bars()
+    llm = load(target, drafter, policy, dtype=dtype, device=device, target_path=target_path)
+    converse(Chat(llm, Screen.of(False), sampling, max_new_tokens, policy, system), prompt_lines())
+
+
+@app.command()
 def bench(
     more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
     prompts: Annotated[

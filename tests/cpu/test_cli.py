@@ -27,7 +27,7 @@ from draftwood.store import write_json
 from draftwood.tree import Tree
 from tests.reference import byte_tokenizer, tiny_model
 
-COMMANDS = ("generate", "bench", "calibrate", "doctor", "demo", "distill", "train", "eval-drafter")
+COMMANDS = ("generate", "chat", "bench", "calibrate", "doctor", "demo", "distill", "train", "eval-drafter")
 
 
 @pytest.fixture(scope="session")
