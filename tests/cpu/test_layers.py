@@ -14,7 +14,7 @@ IDEA = {
     "simulate", "hardware", "offline_profile", "policies", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"accept", "sampling"}  # of the idea
-DOORS = {"__main__", "cli", "cli_show", "demo", "doctor", "bench", "server", "train", "serve_ray"}
+DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "server", "train", "serve_ray"}
 FILES = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 
 
