@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftwood import registry
 from draftwood.assemble import build_engine
+from draftwood.drafters.base import Carded
 from draftwood.embedded import EMBEDDED_DRAFTER, embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
@@ -22,8 +24,10 @@ from draftwood.sampling import Sampling
 from draftwood.text import TextStream
 from draftwood.trace import Round, seconds_by_verb, tau
 from draftwood.tree import Tree
+from draftwood.watchdog import Circumstances, Watchdog
 
 Messages = list[dict[str, str]]
+LOG = logging.getLogger("draftwood")  # Python shows its warnings on stderr unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +119,13 @@ class Stream:
         stop_ids: frozenset[int],
         prompt_tokens: int,
         policy: str,
+        ended: Callable[[Generation], None] = lambda generation: None,
     ) -> None:
-        self._steps, self._text, self._stop_ids = steps, text, stop_ids
+        """`ended` is told of the answer when there will be no more of it."""
+        self._steps, self._text, self._stop_ids, self._ended = steps, text, stop_ids, ended
         self._prompt_tokens, self._policy = prompt_tokens, policy
         self._seen = _Record()
-        self._pieces = self._iterate()
+        self._pieces = self._watched()
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
@@ -152,6 +158,12 @@ class Stream:
             seen.prefill_s,
             seen.decode_s,
         )
+
+    def _watched(self) -> Generator[Piece, None, None]:
+        try:
+            yield from self._iterate()
+        finally:
+            self._ended(self.generation)
 
     def _iterate(self) -> Generator[Piece, None, None]:
         seen = self._seen
@@ -191,6 +203,8 @@ class LLM:
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.target, self.drafter = engine.target, engine.drafter
+        promise = self.drafter.promised_tau if isinstance(self.drafter, Carded) else None
+        self._watchdog = Watchdog(promise)
         end = tokenizer.eos_token_id
         self.stop_ids = self.target.stop_ids | (frozenset() if end is None else {end})
 
@@ -237,7 +251,9 @@ class LLM:
         self.engine.check(ids, max_new_tokens)
         stops = (stop,) if isinstance(stop, str) else stop
         steps = self.engine.run(ids, max_new_tokens, sampling, self.stop_ids, policy=rule)
-        return Stream(steps, TextStream(self.tokenizer, stops), self.stop_ids, len(ids), rule.name)
+        templated = not raw or self.tokenizer.chat_template is None
+        ended = partial(self._watch, temperature, templated)
+        return Stream(steps, TextStream(self.tokenizer, stops), self.stop_ids, len(ids), rule.name, ended)
 
     def generate(self, prompt: str | Messages, **options: Any) -> Generation:
         """The whole answer; takes what `stream` takes."""
@@ -245,6 +261,11 @@ class LLM:
         for _ in stream:
             pass
         return stream.generation
+
+    def _watch(self, temperature: float, templated: bool, answer: Generation) -> None:
+        where = Circumstances(temperature, "<think>" in answer.text, templated)
+        if sentence := self._watchdog.watch(answer.rounds, where):
+            LOG.warning(sentence)
 
 
 def load(

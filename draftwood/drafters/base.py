@@ -97,3 +97,13 @@ class Weighed(ABC):
     @abstractmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
         """Bytes of the weights that `load(argument, target)` would load, of numbers of `itemsize` bytes."""
+
+
+class Carded(ABC):
+    """A drafter that comes with a figure of how well it does."""
+
+    @property
+    @abstractmethod
+    def promised_tau(self) -> float | None:
+        """Tokens a round of its likeliest chain, bonus included, at temperature 0; None if its card does not say."""
+        ...

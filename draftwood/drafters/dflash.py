@@ -93,6 +93,10 @@ class DFlashDrafter(Placeable, Weighed):
         weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
         return cls(config, weights, target, name_or_folder, depth, read_draft_tokens(folder, config.vocab_size))
 
+    @property
+    def promised_tau(self) -> float | None:
+        return self.config.tau
+
     @torch.inference_mode()
     def open(self, capacity: int) -> DFlashState:
         """A fresh state; `capacity` in tokens is a hint."""

@@ -49,6 +49,7 @@ class DFlashConfig:
     target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
     embedding_scale: float
+    tau: float | None = None  # tokens a round that its maker measured: draftwood's own key, others have none
 
     @property
     def num_layers(self) -> int:
@@ -137,6 +138,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         target_layer_ids=_target_layers(keys, num_layers),
         num_target_layers=keys.whole("num_target_layers") if keys.get("num_target_layers") is not None else None,
         embedding_scale=keys.real("input_embedding_scale", 1.0),
+        tau=keys.real("tau") if keys.get("tau") is not None else None,
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
