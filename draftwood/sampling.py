@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from draftwood.errors import BadInput
 
+if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch the parameters still import
+    from torch import Tensor
+
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
-Rule = Callable[[list[int], Tensor], Tensor]
+Rule = Callable[[list[int], "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,11 @@ class Sampling:
         return self.temperature == 0
 
 
-def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize(scores: Tensor, seen: Sequence[int], penalty: float) -> Tensor:
     """Make tokens seen before less likely (CTRL, arXiv 1909.05858 §4.1). `scores` [V], `seen` token ids."""
-    touched = scores[seen]
-    return scores.index_put((seen,), torch.where(touched < 0, touched * penalty, touched / penalty))
+    scores, touched = scores.clone(), scores[seen]
+    scores[seen] = (touched * penalty).where(touched < 0, touched / penalty)
+    return scores
 
 
 def warp(scores: Tensor, sampling: Sampling) -> Tensor:
@@ -71,7 +74,7 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
         ordered, order = scores.sort(stable=True)
         cut = ordered.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
         cut[-1] = False  # one token always stays
-        scores = scores.masked_fill(torch.zeros_like(cut).scatter(0, order, cut), -math.inf)
+        scores = scores.masked_fill(cut.scatter(0, order, cut), -math.inf)  # back in the order of the ids
     if sampling.min_p > 0:
         probs = scores.softmax(-1)
         scores = scores.masked_fill(probs < sampling.min_p * probs.max(), -math.inf)
@@ -93,7 +96,7 @@ def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
 def invert(scores: Tensor, u: float) -> int:
     """The token at quantile `u` of softmax(scores) [V]; never one of probability 0."""
     mass = scores.double().softmax(-1).cumsum(-1)
-    return int(torch.searchsorted(mass, u * mass[-1], right=True))
+    return int((mass <= u * mass[-1]).sum())
 
 
 class Sampler:
@@ -116,12 +119,11 @@ class Sampler:
         sampling = self.sampling
         if sampling.greedy and sampling.repetition_penalty == 1 and self._rule is None:
             return logits
-        scores = logits.double() if logits.dtype == torch.float64 else logits.float()
+        scores = logits if logits.element_size() == 8 else logits.float()
         if self._rule is not None:
             scores = self._rule([*self.tokens, *path], scores)
         if sampling.repetition_penalty != 1:
-            seen = torch.tensor(sorted({*self.tokens, *path}), device=scores.device)
-            scores = penalize(scores, seen, sampling.repetition_penalty)
+            scores = penalize(scores, sorted({*self.tokens, *path}), sampling.repetition_penalty)
         return scores if sampling.greedy else warp(scores, sampling)
 
     def commit(self, tokens: Sequence[int]) -> None:

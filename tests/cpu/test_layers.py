@@ -13,7 +13,7 @@ IDEA = {
     "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "trace", "recording",
     "simulate", "hardware", "watchdog", "offline_profile", "policies", "errors", "store",
 }  # fmt: skip
-WITH_TORCH = {"accept", "sampling"}  # of the idea
+WITH_TORCH = {"sampling"}  # of the idea, and for its types alone: test_numpy_alone.py
 DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "server", "train", "serve_ray"}
 FILES = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 

@@ -1,0 +1,70 @@
+"""Drafters that draftwood writes have the keys and tensors that other DFlash engines document."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from draftwood.embedded import EMBEDDED_DRAFTER
+from draftwood.target import Target
+from draftwood.train.recipe import Recipe, drafter_config
+
+# As published with z-lab's checkpoints, which vLLM's and SGLang's DFlash methods load.
+KEYS = {
+    "architectures", "model_type", "block_size", "dflash_config", "num_target_layers", "hidden_size",
+    "num_hidden_layers", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "rope_theta",
+    "rope_scaling", "vocab_size", "tie_word_embeddings", "attention_bias", "max_position_embeddings", "dtype",
+}  # fmt: skip
+OUTSIDE = {"fc.weight", "hidden_norm.weight", "norm.weight"}
+OF_A_LAYER = {
+    *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
+    "input_layernorm.weight", "post_attention_layernorm.weight",
+}  # fmt: skip
+
+
+def shipped() -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((EMBEDDED_DRAFTER / "config.json").read_text())
+    return config
+
+
+@pytest.fixture(params=["trained", "shipped"])
+def config(request: pytest.FixtureRequest, target: Target) -> dict[str, Any]:
+    if request.param == "shipped":
+        return shipped()
+    return json.loads(json.dumps(drafter_config(Recipe(layers=2, taps=2), target, mask_token=96)))
+
+
+def test_the_documented_keys_are_there(config: dict[str, Any]) -> None:
+    assert not KEYS - config.keys()
+    assert config["architectures"] == ["DFlashDraftModel"] and config["model_type"] == "qwen3"
+    assert config["dtype"] == "bfloat16" and not config["attention_bias"]
+
+
+def test_the_numbers_fit_together(config: dict[str, Any]) -> None:
+    own = config["dflash_config"]
+    assert 0 <= own["mask_token_id"] < config["vocab_size"]
+    assert all(0 <= layer < config["num_target_layers"] for layer in own["target_layer_ids"])
+    assert len(config["layer_types"]) == config["num_hidden_layers"]
+    assert config["num_attention_heads"] % config["num_key_value_heads"] == 0 and config["block_size"] > 1
+
+
+def test_the_tensors_are_those_of_the_format() -> None:
+    config, folder = shipped(), Path(EMBEDDED_DRAFTER)
+    layers = {f"layers.{i}.{name}" for i in range(config["num_hidden_layers"]) for name in OF_A_LAYER}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+        fc = file.get_slice("fc.weight").get_shape()
+    assert names == OUTSIDE | layers and len(OF_A_LAYER) == 11
+    assert fc == [config["hidden_size"], len(config["dflash_config"]["target_layer_ids"]) * config["hidden_size"]]
+
+
+def test_the_page_names_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    assert set(re.findall(r"`(\w+)`", page)) >= KEYS
