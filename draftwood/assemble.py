@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from draftwood import registry
 from draftwood.config import config
@@ -17,7 +18,7 @@ from draftwood.store import cached_file, read_json, write_json
 from draftwood.target import Target
 
 
-def build_engine(target: Target, drafter_name: str, policy: Policy) -> Engine:
+def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Policy) -> Engine:
     """An engine for a loaded target. What its latency model learns is kept between processes.
 
     Raises

@@ -26,7 +26,8 @@ app = typer.Typer(
 
 Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
 Drafter = Annotated[
-    str | None, typer.Option(help="Model that guesses: a name or folder in DFlash's format, ngram or none.")
+    list[str] | None,
+    typer.Option(help="Who guesses: a name or folder in DFlash's format, ngram, recycling … or none; may be repeated."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
@@ -89,7 +90,7 @@ def generate(
     hide_progress_bars()
     llm = load(
         target,
-        drafter,
+        drafter or None,
         policy,
         dtype=dtype,
         device=device,
@@ -165,7 +166,7 @@ def bench(
         device=device,
         target_path=target_path,
         target=target,
-        drafter=drafter,
+        drafter=drafter or None,
         out=out,
         seed=seed,
         json=as_json,
@@ -261,7 +262,7 @@ def calibrate(
     from draftwood.offline import calibrate_engine, offline_file
 
     hide_progress_bars()
-    engine = load(target, drafter, dtype=dtype, device=device, target_path=target_path).engine
+    engine = load(target, drafter or None, dtype=dtype, device=device, target_path=target_path).engine
     with counting("measuring") as progress:
         profile = calibrate_engine(engine, max_width, lengths, progress)
     path = out or offline_file(engine.target, engine.drafter, engine.latency.machine)
@@ -299,7 +300,7 @@ def demo(
     from draftwood.llm import load
 
     hide_progress_bars()
-    run_demo(load(target, drafter, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
+    run_demo(load(target, drafter or None, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
 
 
 commands.add_to(app)

@@ -11,6 +11,7 @@ distribution when sampling. transformers passes no streamer on to a custom decod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from draftwood.target import Target
 class CustomGenerate:
     """A decoding method for `generate`. Keeps the target, drafter and what was learned between calls."""
 
-    def __init__(self, drafter: str = "ngram", policy: str = "bastion") -> None:
+    def __init__(self, drafter: str | Sequence[str] = registry.UNTRAINED, policy: str = "bastion") -> None:
         self._drafter_name = drafter
         self._policy = registry.policy(policy)
         self._engine: Engine | None = None
@@ -79,7 +80,7 @@ class CustomGenerate:
         return self._engine
 
 
-def custom_generate(drafter: str = "ngram", policy: str = "bastion") -> CustomGenerate:
+def custom_generate(drafter: str | Sequence[str] = registry.UNTRAINED, policy: str = "bastion") -> CustomGenerate:
     """A decoding method for `model.generate(custom_generate=...)`; one sequence at a time."""
     return CustomGenerate(drafter, policy)
 

@@ -7,13 +7,21 @@ tree, then by rank, so that growth is deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from itertools import islice
+from math import log
+from typing import Any
 
 import numpy as np
 
-from draftwood.tree import Ints, Lattice, Tree
+from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+
+# A node of a conditional draft takes some 40 µs to grow. A decoder of 200 tokens/s writes 0.008 tokens meanwhile: nodes
+# of less mass bring less than they cost, whatever the policy thinks of them.
+FAINT = 0.008
+FAINTEST = -log(FAINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class Growth:
     per_depth: int | None = None  # nodes of one depth: 1 for a chain, a beam's width; None: any number
     depth: int | None = None  # of the deepest node; None: the draft's
 
-    def __call__(self, draft: Lattice | Tree, root: int) -> Tree:
+    def __call__(self, draft: Draft, root: int) -> Tree:
         """The tree below the token `root`."""
         if self.per_depth is None:
             return grow(draft, root, self.n_max)
@@ -41,39 +49,45 @@ class Growth:
         return min(total, self.n_max)
 
 
-def grow(draft: Lattice | Tree, root: int, n_max: int) -> Tree:
+def grow(draft: Draft, root: int, n_max: int) -> Tree:
     """The best-first tree of at most `n_max` nodes below the token `root`.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
     if isinstance(draft, Tree):
         return best_first(draft, root)[:n_max]
+    if not isinstance(draft, Lattice):
+        return _alive(_grow_conditional(draft, root, n_max))
     return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max)))
 
 
-def chain(draft: Lattice | Tree, root: int, n_max: int) -> Tree:
+def chain(draft: Draft, root: int, n_max: int) -> Tree:
     """The heaviest child of the heaviest child …, at most `n_max` nodes: DFlash's draft (2602.06036)."""
     if isinstance(draft, Lattice):
         return grow(draft.narrow(1), root, n_max)
+    if not isinstance(draft, Tree):
+        return grow(_Narrow(draft, 1), root, n_max)
     tree, spine = best_first(draft, root), [0]
     for node, parent in enumerate(tree.parents.tolist()):
         if parent == spine[-1]:  # in best-first order a node's first child is its heaviest
             spine.append(node)
-    return _subtree(tree, np.array(spine[: 1 + n_max]))
+    return tree.subtree(np.array(spine[: 1 + n_max]))
 
 
-def beam(draft: Lattice | Tree, root: int, width: int, depth: int) -> Tree:
+def beam(draft: Draft, root: int, width: int, depth: int) -> Tree:
     """At each of `depth` depths the `width` likeliest children of those kept before, in best-first order.
 
     What best-first trees are compared with in BASTION (arXiv 2605.29727, fig. 5).
     """
     if isinstance(draft, Lattice):
         return best_first(_beam(draft, root, width, depth), root)
+    if not isinstance(draft, Tree):
+        return best_first(_beam_conditional(draft, root, width, depth), root)
     tree, kept = best_first(draft, root), {0: 0}  # node -> depth
     for node, (parent, level) in enumerate(zip(tree.parents.tolist(), tree.depths.tolist(), strict=True)):
         if parent in kept and level <= depth and list(kept.values()).count(level) < width:
             kept[node] = level
-    return _subtree(tree, np.array(list(kept)))
+    return tree.subtree(np.array(list(kept)))
 
 
 def best_first(tree: Tree, root: int) -> Tree:
@@ -82,7 +96,7 @@ def best_first(tree: Tree, root: int) -> Tree:
     assert (tree.mass[1:] <= tree.mass[tree.parents[1:]]).all(), "a child cannot be likelier than its parent"
     # Where masses tie, the shallower node comes first: a parent always precedes its children.
     order = np.lexsort((tree.depths, -tree.mass))
-    return _subtree(tree, order[: np.count_nonzero(tree.mass)])
+    return tree.subtree(order[: np.count_nonzero(tree.mass)])
 
 
 def grow_reference(draft: Lattice, root: int, n_max: int) -> Tree:
@@ -139,6 +153,80 @@ def _beam(draft: Lattice, root: int, width: int, depth: int) -> Tree:
     return _tree(draft, root, *zip(*nodes, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """A conditional draft of which only the `width` likeliest children of every node count."""
+
+    draft: Conditional
+    width: int
+
+    def start(self) -> Any:
+        return self.draft.start()
+
+    def children(self, place: Any) -> Iterator[Child]:
+        return islice(self.draft.children(place), self.width)
+
+    def step(self, place: Any, token: int) -> Any:
+        return self.draft.step(place, token)
+
+
+class _Nodes:
+    """Nodes of a conditional draft as they are taken, the root first."""
+
+    def __init__(self, draft: Conditional, root: int) -> None:
+        self.draft = draft
+        self.costs, self.depths, self.parents, self.tokens, self.sources = [0.0], [0], [-1], [root], [0]
+        self.places = [draft.start()]
+
+    def add(self, cost: float, parent: int, token: int, source: int) -> None:
+        self.costs.append(cost)
+        self.depths.append(self.depths[parent] + 1)
+        self.parents.append(parent)
+        self.tokens.append(token)
+        self.sources.append(source)
+        self.places.append(self.draft.step(self.places[parent], token))
+
+    def tree(self) -> Tree:
+        mass = np.exp(-np.array(self.costs)).astype(np.float32)
+        rows = (self.tokens, self.parents, self.depths)
+        tokens, parents, depths = (np.array(row, np.int64) for row in rows)
+        return Tree(tokens, parents, depths, mass, np.array(self.sources, np.int64))
+
+
+def _grow_conditional(draft: Conditional, root: int, n_max: int) -> Tree:
+    """Best first, down to FAINT: the heap holds the next child of every node taken so far that has one."""
+    nodes = _Nodes(draft, root)
+    heap: list[tuple[float, int, int, int, int]] = []
+    queues: list[Iterator[Child]] = []
+    for newest in range(n_max):
+        queues.append(draft.children(nodes.places[newest]))
+        for parent in {newest, nodes.parents[newest]} - {-1}:
+            child = next(queues[parent], None)
+            if child is not None:
+                cost, token, source = child
+                total = nodes.costs[parent] + max(cost, 0.0)
+                heappush(heap, (total, nodes.depths[parent] + 1, parent, token, source))
+        if not heap or heap[0][0] > FAINTEST:
+            break
+        cost, _, parent, token, source = heappop(heap)
+        nodes.add(cost, parent, token, source)
+    return nodes.tree()
+
+
+def _beam_conditional(draft: Conditional, root: int, width: int, depth: int) -> Tree:
+    nodes, front = _Nodes(draft, root), range(1)
+    for _ in range(depth):
+        children = sorted(
+            (nodes.costs[p] + max(cost, 0.0), p, token, source)
+            for p in front
+            for cost, token, source in islice(draft.children(nodes.places[p]), width)
+        )
+        front = range(len(nodes.costs), len(nodes.costs) + len(children[:width]))
+        for child in children[:width]:
+            nodes.add(*child)
+    return nodes.tree()
+
+
 def _edge_costs(draft: Lattice) -> list[list[float]]:
     """`[D, K]` negated log-probabilities in float64; NaN is dead."""
     # A sure candidate's logp can be rounded to just above 0; a child would then outweigh its parent.
@@ -164,10 +252,3 @@ def _tree(
 def _alive(tree: Tree) -> Tree:
     """A best-first tree up to its first dead node."""
     return tree[: np.count_nonzero(tree.mass) - 1]
-
-
-def _subtree(tree: Tree, nodes: Ints) -> Tree:
-    """These nodes of `tree`, in this order; each one's parent must be among them. The root comes first."""
-    place = np.full(len(tree.tokens) + 1, -1)  # the last entry is where the root's parent, -1, is looked up
-    place[nodes] = np.arange(len(nodes))
-    return Tree(tree.tokens[nodes], place[tree.parents[nodes]], tree.depths[nodes], tree.mass[nodes])

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from draftwood import registry
@@ -18,7 +19,7 @@ from draftwood.drafters.base import Carded
 from draftwood.embedded import EMBEDDED_DRAFTER, embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
-from draftwood.loading import load_target, load_tokenizer
+from draftwood.loading import load_target, load_tokenizer, parse_device
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampling
 from draftwood.text import TextStream
@@ -270,7 +271,7 @@ class LLM:
 
 def load(
     target: str | None = None,
-    drafter: str | None = None,
+    drafter: str | Sequence[str] | None = None,
     policy: str | Policy | None = None,
     *,
     dtype: str = "auto",
@@ -280,17 +281,25 @@ def load(
 ) -> LLM:
     """Load a target and a drafter by folder or Hugging Face name.
 
-    With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. A named target without
-    a drafter gets `ngram`, which works for every model. `drafter="none"` decodes plainly. `target_path` is
-    auto (lean where the model allows it), lean or universal: how the target's forward runs.
+    With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. Several drafters, as a list,
+    propose together. Where none is named, `ngram` and `recycling`, which need no training and work for every model,
+    draft alone or help. `drafter="none"` decodes plainly. `target_path` is auto (lean where the model allows it), lean
+    or universal: how the target's forward runs.
     """
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
     name = str(embedded_target()) if target is None else target
     if drafter is None:
-        drafter = str(EMBEDDED_DRAFTER) if target is None else "ngram"
+        drafter = default_drafters(target is None, parse_device(device))
     weigh = partial(registry.drafter_bytes, drafter)
     model = load_target(name, dtype, device, target_path, trust_remote_code, weigh)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
+
+
+def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
+    """Who drafts where nobody is named. On a GPU a trained drafter stays alone: what is pooled drafts on the host."""
+    if not embedded:
+        return registry.UNTRAINED
+    return [str(EMBEDDED_DRAFTER), *(registry.UNTRAINED if device.type == "cpu" else ())]
 
 
 def _policy(policy: str | Policy) -> Policy:

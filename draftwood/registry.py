@@ -7,6 +7,7 @@ for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 POLICIES = "draftwood.policies"
 DRAFTERS = "draftwood.drafters"
+UNTRAINED = ("ngram", "recycling")  # they draft for every target, by themselves or beside others
 BUILT_IN = (
     EntryPoint("autoregressive", "draftwood.policies.autoregressive:Autoregressive", POLICIES),
     EntryPoint("dflash", "draftwood.policies.dflash:DFlash", POLICIES),
@@ -29,7 +31,10 @@ BUILT_IN = (
     EntryPoint("bastion", "draftwood.policies.bastion:Bastion", POLICIES),
     EntryPoint("record", "draftwood.policies.record:Record", POLICIES),
     EntryPoint("ngram", "draftwood.drafters.ngram:NgramDrafter", DRAFTERS),
+    EntryPoint("recycling", "draftwood.drafters.pooled:Recycling", DRAFTERS),
     EntryPoint("dflash", "draftwood.drafters.dflash:DFlashDrafter", DRAFTERS),
+    EntryPoint("d2sd", "draftwood.drafters.d2sd:D2SDDrafter", DRAFTERS),
+    EntryPoint("draft-model", "draftwood.drafters.draft_model:DraftModel", DRAFTERS),
 )
 
 
@@ -53,26 +58,32 @@ def policy(spec: str) -> Policy:
     return rule
 
 
-def drafter(spec: str, target: Target) -> Drafter | None:
+def drafter(spec: str | Sequence[str], target: Target) -> Drafter | None:
     """A drafter for `target`: `none`, `ngram`, `kind:argument`, or a folder or Hub name in DFlash's format.
 
-    Raises BadInput for a name that is none of these, BadModel if it does not fit the target.
+    Several of them, as a sequence, propose together. Raises BadInput for a name that is none of these, BadModel if it
+    does not fit the target.
     """
-    if spec == "none":
+    specs = [spec] if isinstance(spec, str) else list(spec)
+    if specs == ["none"]:
         return None
-    kind, argument = _drafter_kind(spec)
-    made: Drafter = kind.load(argument, target)
+    if not specs or "none" in specs or len(set(specs)) < len(specs):
+        raise BadInput(f"The drafters are {', '.join(specs) or 'not named'}; name each once, or 'none' by itself.")
+    from draftwood.drafters.pooled import Pooled  # imports torch
+
+    kinds = [_drafter_kind(each) for each in specs]
+    parts = [kind.load(argument, target) for kind, argument in kinds]
+    made: Drafter = Pooled(parts) if len(parts) > 1 or Pooled.comments(parts[0]) else parts[0]
     return made
 
 
-def drafter_bytes(spec: str, itemsize: int) -> int:
-    """Bytes of the weights of a drafter that is not loaded yet, as far as they can be counted. Raises as `drafter`."""
-    if spec == "none":
-        return 0
+def drafter_bytes(spec: str | Sequence[str], itemsize: int) -> int:
+    """Bytes of the weights of drafters that are not loaded yet, as far as they can be counted. Raises as `drafter`."""
     from draftwood.drafters.base import Weighed  # imports torch
 
-    kind, argument = _drafter_kind(spec)
-    return int(kind.weight_bytes(argument, itemsize)) if issubclass(kind, Weighed) else 0
+    specs = [spec] if isinstance(spec, str) else spec
+    kinds = [_drafter_kind(each) for each in specs if each != "none"]
+    return sum(int(kind.weight_bytes(argument, itemsize)) for kind, argument in kinds if issubclass(kind, Weighed))
 
 
 def _drafter_kind(spec: str) -> tuple[Any, str]:

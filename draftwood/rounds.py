@@ -20,7 +20,7 @@ from draftwood.memory import require_request
 from draftwood.plan import Verified
 from draftwood.request import Part, Request
 from draftwood.target import Target
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Draft, Lattice, Tree
 
 RECORDED = 16  # candidates of each depth that a round's record keeps
 PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
@@ -156,6 +156,10 @@ class HostRounds:
                 taps = None if result.taps is None else result.taps[start : start + part.size]
                 self._commit(part, verdict, taps)
                 start += part.size
+        if isinstance(self._drafter, base.Learner):
+            with clock("observe"):
+                for part, rows in zip(parts, logits, strict=True):
+                    self._drafter.learn(part.tree.tokens[-len(rows) :].tolist(), rows)
         return verdicts
 
     def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -171,9 +175,9 @@ class HostRounds:
             self._drafter.extend(prefix.state, tokens.tolist(), taps)
 
 
-def _recorded(draft: Lattice | Tree, grown: Tree) -> Lattice | Tree:
-    """A lattice's likeliest candidates, copied so that the others can go; of a tree what was grown from it."""
-    if isinstance(draft, Tree):
+def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:
+    """A lattice's likeliest candidates, copied so that the others can go; of anything else what was grown from it."""
+    if not isinstance(draft, Lattice):
         return grown
     return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
 

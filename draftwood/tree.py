@@ -7,8 +7,9 @@ tree of n nodes costs the target 1 + n tokens. Shapes and axis letters: docs/sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,7 @@ class Tree:
     parents: Ints  # [1 + N]
     depths: Ints  # [1 + N]
     mass: Floats  # [1 + N]
+    sources: Ints | None = None  # [1 + N] which of the pooled opinions speaks loudest for a node; None: there is one
 
     def __len__(self) -> int:
         return len(self.tokens) - 1
@@ -58,7 +60,7 @@ class Tree:
         """`tree[:n]`: the root and its first n nodes, itself a valid tree."""
         assert nodes.start is None and nodes.step is None, "only prefixes of a tree are trees"
         end = 1 + min(len(self), max(0, len(self) if nodes.stop is None else nodes.stop))
-        return Tree(self.tokens[:end], self.parents[:end], self.depths[:end], self.mass[:end])
+        return self._with(slice(end), self.parents[:end])
 
     @property
     def is_chain(self) -> bool:
@@ -86,7 +88,17 @@ class Tree:
             return self
         renumbered = np.cumsum(keep) - 1
         parents = np.where(self.parents < 0, -1, renumbered[self.parents])
-        return Tree(self.tokens[keep], parents[keep], self.depths[keep], self.mass[keep])
+        return self._with(keep, parents[keep])
+
+    def subtree(self, nodes: Ints) -> Tree:
+        """These nodes, in this order; each one's parent must be among them. The root comes first."""
+        place = np.full(len(self.tokens) + 1, -1)  # the last entry is where the root's parent, -1, is looked up
+        place[nodes] = np.arange(len(nodes))
+        return self._with(nodes, place[self.parents[nodes]])
+
+    def _with(self, nodes: Ints | Bools | slice, parents: Ints) -> Tree:
+        sources = None if self.sources is None else self.sources[nodes]
+        return Tree(self.tokens[nodes], parents, self.depths[nodes], self.mass[nodes], sources)
 
     def path(self, node: int) -> list[int]:
         """Node indices from the root's child down to `node`; empty for the root."""
@@ -95,6 +107,32 @@ class Tree:
             nodes.append(node)
             node = int(self.parents[node])
         return nodes[::-1]
+
+
+# Cost -log p given the path to it (0 or more), token, source.
+Child: TypeAlias = tuple[float, int, int]
+
+
+class Conditional(Protocol):
+    """A draft whose candidates depend on the path to them. Growth asks for them node by node.
+
+    A place is whatever the draft has to know about a node; nobody else looks into it.
+    """
+
+    def start(self) -> Any:
+        """The root's place."""
+        ...
+
+    def children(self, place: Any) -> Iterator[Child]:
+        """Candidates behind a node, likeliest first, no token twice; their probabilities sum to at most 1."""
+        ...
+
+    def step(self, place: Any, token: int) -> Any:
+        """The place of the child `token` of a node."""
+        ...
+
+
+Draft: TypeAlias = Lattice | Tree | Conditional
 
 
 def root_only(token: int) -> Tree:

@@ -288,10 +288,10 @@ class ReplayedGraphs(Graphs):
         self.recorded.clear()
 
 
-def tiny_dflash(target: Target, draft_tokens: list[int] | None = None):
+def tiny_dflash(target: Target, draft_tokens: list[int] | None = None, seed: int = 1, taps: tuple[int, ...] = (0, 2)):
     """A random drafter in DFlash's format for a tiny target, sharper than noise so that it proposes something."""
-    hidden, heads, kv, dim, inter, layers, taps = target.hidden_size, 4, 2, 8, 48, 2, [0, 2]
-    torch.manual_seed(1)
+    hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
+    torch.manual_seed(seed)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
     for i in range(layers):
         shapes |= {
@@ -307,7 +307,7 @@ def tiny_dflash(target: Target, draft_tokens: list[int] | None = None):
     weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
     config = dict(
         architectures=["DFlashDraftModel"], model_type="qwen3", block_size=8, num_target_layers=target.num_layers,
-        dflash_config=dict(mask_token_id=96, target_layer_ids=taps), hidden_size=hidden, intermediate_size=inter,
+        dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps)), hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,
         layer_types=["full_attention"] * layers,

@@ -21,7 +21,7 @@ class BenchOptions:
     target_path: str = "auto"
     device: str = "auto"
     target: str | None = None  # None: the embedded one
-    drafter: str | None = None
+    drafter: list[str] | None = None  # several propose together
     out: Path | None = None  # a folder for the records; None: only the terminal
     seed: int = 0
     json: bool = False  # nothing but the summary on stdout

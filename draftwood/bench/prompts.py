@@ -19,6 +19,7 @@ from draftwood.bench.hub import DATASETS, load_rows
 from draftwood.errors import BadInput, nearest
 
 DEFAULT = "default"
+PACKAGED = (DEFAULT, "copy")  # sets that ship with the package
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ def load_prompts(sources: Sequence[str], limit: int | None = None) -> list[Promp
 
 
 def load_source(source: str) -> list[Prompt]:
-    if source == DEFAULT:
-        text = (files("draftwood") / "data" / "prompts" / "default.jsonl").read_text(encoding="utf-8")
-        return parse_jsonl(text, DEFAULT)
+    if source in PACKAGED:
+        text = (files("draftwood") / "data" / "prompts" / f"{source}.jsonl").read_text(encoding="utf-8")
+        return parse_jsonl(text, source, source)
     if source in DATASETS:
         rows = load_rows(source)
         return [Prompt(f"{source}/{i}", source, DATASETS[source].turns(row)) for i, row in enumerate(rows)]
@@ -56,7 +57,7 @@ def read_jsonl(path: Path) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        names = [DEFAULT, *DATASETS]
+        names = [*PACKAGED, *DATASETS]
         raise BadInput(
             f"--prompts {path}: there is no such file, and it is not a data set that draftwood knows "
             f"({', '.join(names)}).{nearest(str(path), names)}"

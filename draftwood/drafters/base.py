@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from draftwood.latency import Work
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Draft
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Drafter(Protocol):
         """Forget everything after the first `length` tokens."""
         ...
 
-    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
+    def draft(self, requests: list[Request]) -> list[Draft]:
         """One proposal per request, in order. Deterministic given the state and the root."""
         ...
 
@@ -107,3 +108,21 @@ class Carded(ABC):
     def promised_tau(self) -> float | None:
         """Tokens a round of its likeliest chain, bonus included, at temperature 0; None if its card does not say."""
         ...
+
+
+class Learner(ABC):
+    """A drafter that learns from what the target says in passing, for all requests alike."""
+
+    @abstractmethod
+    def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
+        """The target gave `logits` [M, V] behind each of the M `tokens`, along whatever path."""
+
+
+def taps_of(layers: Sequence[int], among: Sequence[int], taps: torch.Tensor | None) -> torch.Tensor | None:
+    """The taps `[M, len(layers) * hidden]` of some layers out of those of `among`; None for no layers."""
+    if taps is None or not layers:
+        return None
+    if tuple(layers) == tuple(among):
+        return taps
+    each = taps.unflatten(-1, (len(among), -1))
+    return each[:, [list(among).index(layer) for layer in layers]].flatten(1)

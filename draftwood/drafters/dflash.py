@@ -8,6 +8,7 @@ to them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -27,7 +28,7 @@ from draftwood.latency import Work
 from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Draft, Lattice
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
@@ -128,17 +129,24 @@ class DFlashDrafter(Placeable, Weighed):
         state.projected = min(state.projected, length)
         state.waiting = length - state.projected
 
-    @torch.inference_mode()
-    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
+    def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Lattice` [max_depth, width] per request; requests share the products, never the attention."""
-        states = [request.state for request in requests]
+        return list(self.draft_behind([(request, ()) for request in requests]))
+
+    @torch.inference_mode()
+    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]]) -> list[Lattice]:
+        """One `Lattice` [max_depth, width] per block, whose first tokens after the root are seen instead of masked.
+
+        The rows of tokens that are seen say nothing. Blocks of one request share its context.
+        """
+        states = [request.state for request, _ in blocks]
         for state in states:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
-        hidden = self._block(self._embed_roots([request.root for request in requests]), states)
+        hidden = self._block(self._embed_blocks([[request.root, *seen] for request, seen in blocks]), states)
         block = hidden[:, 1 : 1 + self.max_depth].flatten(0, 1)
-        rows = self._logits(block).view(len(requests), self.max_depth, -1)
-        return [lattice_of(row, request.width, self._ids) for row, request in zip(rows, requests, strict=True)]
+        rows = self._logits(block).view(len(blocks), self.max_depth, -1)
+        return [lattice_of(row, request.width, self._ids) for row, (request, _) in zip(rows, blocks, strict=True)]
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
@@ -194,10 +202,11 @@ class DFlashDrafter(Placeable, Weighed):
         state.kv[:, 1, :, start:stop] = values
         state.projected = stop
 
-    def _embed_roots(self, roots: list[int]) -> Tensor:
-        """`[R * B, hidden]`: every block is its root and B - 1 masks."""
-        ids = torch.full((len(roots), self.config.block_size), self.config.mask_token_id)
-        ids[:, 0] = torch.tensor(roots)
+    def _embed_blocks(self, blocks: list[list[int]]) -> Tensor:
+        """`[R * B, hidden]`: every block begins with these tokens, the rest are masks."""
+        ids = torch.full((len(blocks), self.config.block_size), self.config.mask_token_id)
+        for row, seen in zip(ids, blocks, strict=True):
+            row[: len(seen)] = torch.tensor(seen)
         rows = self._target.embed(ids.flatten().to(self._weights.norm.device))
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 

@@ -1,183 +1,132 @@
-"""Drafting from the text itself: what followed earlier occurrences of the last few tokens, as one tree.
+"""Drafting from the text itself: what followed earlier occurrences of the longest suffix that has any.
 
-Needs no model. Prompt lookup with several continuations: long matches count more than short ones, recent ones
-more than old ones, and continuations that begin alike share nodes.
+Needs no model. How far a match is to be trusted (by its length, how often it occurred and whether its followers agree)
+is learned from what the target chose, so its masses are probabilities.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
+from draftwood.drafters.automaton import SuffixAutomaton
+from draftwood.drafters.options import parse
+from draftwood.drafters.pooled import Voice
+from draftwood.pool import Expert, Opinion
 
-from draftwood.drafters.base import Request
-from draftwood.errors import BadInput, nearest
-from draftwood.latency import Work
-from draftwood.target import Target
-from draftwood.tree import Lattice, Tree
-
-MATCHES = 8  # earlier occurrences that may vote: more add little and cost time
-RECENCY = 0.9  # vote of an occurrence relative to the next more recent one
-ESCAPE = 2.0  # after a match of m tokens something new follows about ESCAPE times in m + ESCAPE
-LEAST_MASS = 1e-3  # no policy pays for a node less likely than this
+LEVELS = 2  # the longest match speaks, and the next shorter one that occurred more often
+ANEW = 0.5  # occurrences that something new would have followed
+NEWS = 3.0  # occurrences that the most recent one counts for besides
+DOUBT = 2.0  # a match of m tokens is first believed m / (m + DOUBT)
+LONGEST = 12  # longer matches are no different
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Parameters of the drafter, as in `ngram:max_n=4,max_depth=8`."""
+    """Parameters of the drafter, as in `ngram:max_depth=8`."""
 
-    max_n: int = 5  # longest match that is looked for, in tokens
-    max_depth: int = 12  # longest continuation
-
-    def __post_init__(self) -> None:
-        for name, most in (("max_n", 16), ("max_depth", 64)):
-            if not 1 <= getattr(self, name) <= most:
-                raise BadInput(f"ngram: {name} is {getattr(self, name)}; write a number from 1 to {most}.")
+    max_depth: int = field(default=24, metadata={"least": 1, "most": 64})  # longest continuation
+    # Tokens of earlier texts that are searched, too.
+    earlier: int = field(default=0, metadata={"least": 0, "most": 1_000_000})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class NgramState:
-    """The tokens of one request, and where each n-gram of them was followed by what."""
+    """The tokens of one request, and every substring of them."""
 
     tokens: list[int] = field(default_factory=list)
-    # n-gram -> rising positions of the token after it; the last one may be where the next token will be
-    followers: defaultdict[tuple[int, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
+    substrings: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    elsewhere: tuple[int, int] = (0, 0)  # their longest suffix in earlier texts: state, length
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """An earlier occurrence of the current suffix."""
+class Matches:
+    """What followed earlier occurrences, as an opinion. A place is (state, length of the match)."""
 
-    start: int  # position of the token that followed it
-    length: int  # tokens that match
-    recency: float  # 1 for the most recent
+    def __init__(self, substrings: SuffixAutomaton, start: tuple[int, int], source: int, kind: str) -> None:
+        self._substrings, self._start, self._kind, self.source = substrings, start, kind, source
+        self._found: dict[tuple[int, int], list[Opinion]] = {}
+
+    def start(self) -> tuple[int, int]:
+        return self._start
+
+    def step(self, place: tuple[int, int], token: int) -> tuple[int, int]:
+        return self._substrings.step(*place, token)
+
+    def opinions(self, place: tuple[int, int]) -> Sequence[Opinion]:
+        if place not in self._found:
+            self._found[place] = self._look(*place)
+        return self._found[place]
+
+    def _look(self, state: int, length: int) -> list[Opinion]:
+        found: list[Opinion] = []
+        while state > 0 and len(found) < LEVELS:
+            if self._substrings.next[state]:
+                found.append(self._opinion(state, min(length, LONGEST), len(found)))
+            state = self._substrings.link[state]
+            length = self._substrings.length[state]
+        return found
+
+    def _opinion(self, state: int, length: int, level: int) -> Opinion:
+        counts = self._substrings.followers(state)
+        total, latest = sum(counts.values()), self._substrings.latest[state]
+        agree = max(counts.values()) > 0.6 * total
+        weighted = {token: count + NEWS * (token == latest) for token, count in counts.items()}
+        whole = total + NEWS + ANEW
+        probs = {token: count / whole for token, count in weighted.items()}
+        return Opinion((self._kind, level, length, min(total, 3), agree), length / (length + DOUBT), probs)
 
 
-class NgramDrafter:
+class NgramDrafter(Voice):
     """Reads no target features and has no weights; the same class serves every target."""
-
-    tap_layers: tuple[int, ...] = ()
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.max_depth = options.max_depth
         self.name = "ngram"
+        self._earlier = SuffixAutomaton()
+        self._open: list[NgramState] = []  # texts that are not among the earlier ones yet
 
     @classmethod
-    def load(cls, argument: str, target: Target) -> NgramDrafter:
-        """From what follows `ngram:`, for example `max_n=4`; empty for the defaults. Raises BadInput."""
-        return cls(parse_options(argument))
+    def load(cls, argument: str, target: object) -> NgramDrafter:
+        """From what follows `ngram:`, for example `max_depth=8`; empty for the defaults. Raises BadInput."""
+        return cls(parse(Options, "ngram", argument))
 
     def open(self, capacity: int) -> NgramState:
-        """A fresh state; `capacity` does not matter."""
-        return NgramState()
+        """A fresh state; `capacity` does not matter. Texts opened before become earlier ones, as far as they got."""
+        state = NgramState()
+        if self.options.earlier:
+            self._remember()
+            self._open.append(state)
+        return state
 
-    def extend(self, state: NgramState, tokens: list[int], taps: object) -> None:
-        """Append tokens and index the n-grams that end in them."""
+    def extend(self, state: NgramState, tokens: list[int]) -> None:
+        """Append tokens and every substring that ends in them."""
         for token in tokens:
-            state.tokens.append(token)
-            for gram in self._suffixes(state.tokens):
-                state.followers[gram].append(len(state.tokens))
+            state.substrings.append(token)
+            state.elsewhere = self._earlier.step(*state.elsewhere, token)
+        state.tokens += tokens
 
     def rewind(self, state: NgramState, length: int) -> None:
-        """Keep the first `length` tokens. The last token's n-grams are always last in their lists."""
+        """Keep the first `length` tokens. An automaton only grows, so a new one is built."""
         assert 0 <= length <= len(state.tokens), f"cannot rewind {len(state.tokens)} tokens to {length}"
-        while len(state.tokens) > length:
-            for gram in self._suffixes(state.tokens):
-                state.followers[gram].pop()
-                if not state.followers[gram]:
-                    del state.followers[gram]
-            state.tokens.pop()
+        kept = state.tokens[:length]
+        state.tokens, state.substrings, state.elsewhere = [], SuffixAutomaton(), (0, 0)
+        self.extend(state, kept)
 
-    def draft(self, requests: list[Request]) -> list[Lattice | Tree]:
-        """One tree per request, in best-first order; only the root where nothing matches."""
-        return [self._tree(request.state, request.root) for request in requests]
+    def experts(self, state: NgramState, root: int, source: int) -> list[Expert]:
+        """Matches in the text itself and, if asked for, in earlier ones."""
+        here = state.substrings
+        found: list[Expert] = [Matches(here, here.step(here.end, here.length[here.end], root), source, "ngram")]
+        if self.options.earlier:
+            found.insert(0, Matches(self._earlier, self._earlier.step(*state.elsewhere, root), source, "earlier"))
+        return found
 
-    def work(self, context: int) -> Work:
-        """No arithmetic and no weights: only Python's time, which the latency model learns."""
-        return Work(flops=0.0, bytes=0.0, launches=0)
-
-    def _suffixes(self, tokens: list[int]) -> Iterator[tuple[int, ...]]:
-        """The n-grams at the end of `tokens`, shortest first."""
-        tail = tuple(tokens[-self.options.max_n :])
-        return (tail[-n:] for n in range(1, len(tail) + 1))
-
-    def _tree(self, state: NgramState, root: int) -> Tree:
-        text = [*state.tokens, root]
-        builder = _Builder(text, self.options.max_depth)
-        builder.expand(0, list(self._matches(state, text)))
-        return builder.tree()
-
-    def _matches(self, state: NgramState, text: list[int]) -> Iterator[_Match]:
-        """At most MATCHES occurrences, longest first, then most recent first; each at its full length."""
-        found: set[int] = set()
-        for gram in reversed(list(self._suffixes(text))):
-            for start in reversed(state.followers.get(gram, ())):
-                if len(found) == MATCHES:
-                    return
-                if start not in found:
-                    yield _Match(start, len(gram), RECENCY ** len(found))
-                    found.add(start)
-
-
-class _Builder:
-    """A trie of continuations with path masses."""
-
-    def __init__(self, text: list[int], max_depth: int) -> None:
-        self.text, self.max_depth = text, max_depth
-        self.tokens, self.parents, self.depths, self.mass = [text[-1]], [-1], [0], [1.0]
-
-    def expand(self, node: int, matches: list[_Match]) -> None:
-        """Add the subtree of the continuations that run through `node`.
-
-        A child's probability is its share of the votes, less what goes to tokens that never followed. A vote
-        counts the tokens that would match by then, so trust grows along a path.
-        """
-        depth = self.depths[node]
-        votes = [(match.length + depth) * match.recency for match in matches]
-        longest = max((match.length + depth for match in matches), default=0)
-        familiar = self.mass[node] * longest / (longest + ESCAPE)
-        by_token: dict[int, list[int]] = {}
-        for i, match in enumerate(matches):
-            by_token.setdefault(self._continuation(match, depth), []).append(i)
-        for token, members in by_token.items():
-            mass = familiar * sum(votes[i] for i in members) / sum(votes)
-            if mass < LEAST_MASS:
-                continue
-            self.tokens.append(token)
-            self.parents.append(node)
-            self.depths.append(depth + 1)
-            self.mass.append(mass)
-            if depth + 1 < self.max_depth:
-                self.expand(len(self.tokens) - 1, [matches[i] for i in members])
-
-    def tree(self) -> Tree:
-        """All nodes in best-first order: masses fall along a path, so parents stay before their children."""
-        order = sorted(range(len(self.tokens)), key=lambda node: (-self.mass[node], self.depths[node]))
-        place = {node: at for at, node in enumerate(order)}
-        return Tree(
-            np.array([self.tokens[node] for node in order]),
-            np.array([place.get(self.parents[node], -1) for node in order]),
-            np.array([self.depths[node] for node in order]),
-            np.array([self.mass[node] for node in order], np.float32),
-        )
-
-    def _continuation(self, match: _Match, step: int) -> int:
-        """The token `step` places into a continuation; at the end of the text it goes round in circles."""
-        return self.text[match.start + step % (len(self.text) - match.start)]
-
-
-def parse_options(argument: str) -> Options:
-    """`"max_n=4,max_depth=8"` -> Options. Raises BadInput for an unknown name or no number."""
-    known = [option.name for option in fields(Options)]
-    values: dict[str, int] = {}
-    for part in filter(None, argument.split(",")):
-        name, _, value = (text.strip() for text in part.partition("="))
-        if name not in known:
-            raise BadInput(f"ngram has no parameter '{name}'.{nearest(name, known)} Valid: {', '.join(known)}.")
-        if not (value.isascii() and value.isdigit() and len(value) <= 9):
-            raise BadInput(f"ngram: {name} is '{value}'; write a whole number, for example ngram:{name}=4.")
-        values[name] = int(value)
-    return Options(**values)
+    def _remember(self) -> None:
+        """Add the texts so far to the earlier ones; begin anew when these are full."""
+        for state in self._open:
+            if len(self._earlier.next) > 2 * self.options.earlier:
+                self._earlier = SuffixAutomaton()
+            self._earlier.part()
+            for token in state.tokens:
+                self._earlier.append(token)
+        self._open.clear()

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.tree import Floats, Lattice, Tree
+from draftwood.tree import Draft, Floats, Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ class Policy(Protocol):
         """Whether to run the drafter this round."""
         ...
 
-    def grow(self, draft: Lattice | Tree, root: int) -> Tree:
+    def grow(self, draft: Draft, root: int) -> Tree:
         """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device."""
         ...
 

@@ -24,6 +24,8 @@ from draftwood import rounds as rounds_module
 from draftwood.accept import Draw, Verdict
 from draftwood.cache import KVCache
 from draftwood.device.draw import Dice
+from draftwood.drafters.ngram import NgramDrafter
+from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.sampling import Sampler, Sampling
@@ -109,6 +111,17 @@ DRAFTERS: dict[str, Callable] = {
     "hostile": lambda target, truth: Hostile("hostile"),
     "branching": lambda target, truth: Branching("branching"),
     "ngram": lambda target, truth: registry.drafter("ngram", target),
+    "recycling": lambda target, truth: registry.drafter(["ngram:earlier=100", "recycling"], target),
+    "pooled": lambda target, truth: Pooled(
+        [
+            tiny_dflash(target),
+            Truthful("t", tap_layers=(0, 1), truth=truth),
+            Branching("branching"),
+            Noisy("noisy"),
+            NgramDrafter.load("", target),
+            Recycling(target.vocab_size),
+        ]
+    ),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
 }

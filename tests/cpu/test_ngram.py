@@ -1,7 +1,8 @@
-"""The n-gram drafter: finds what followed before, in one well-formed tree, and forgets what is rewound."""
+"""The n-gram drafter: finds what followed before, learns how far to trust it, and forgets what is rewound."""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -9,27 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood import registry
+from draftwood.drafters.automaton import SuffixAutomaton
 from draftwood.drafters.base import Request
-from draftwood.drafters.ngram import LEAST_MASS, NgramDrafter, NgramState
+from draftwood.drafters.ngram import NgramDrafter
+from draftwood.drafters.pooled import Pooled
 from draftwood.errors import BadInput
+from draftwood.grow import grow
 from draftwood.tree import Tree
 
 TOKENS = st.lists(st.integers(0, 4), max_size=60)  # a small alphabet matches often
 
 
-def drafter(argument: str = "") -> NgramDrafter:
-    return NgramDrafter.load(argument, target=None)
+def drafter(argument: str = "") -> Pooled:
+    return Pooled([NgramDrafter.load(argument, None)])
 
 
-def state_of(drafter: NgramDrafter, tokens: list[int]) -> NgramState:
-    state = drafter.open(capacity=8)
-    drafter.extend(state, tokens, None)
-    return state
-
-
-def draft(tokens: list[int], root: int, argument: str = "") -> Tree:
+def draft(tokens: list[int], root: int, argument: str = "", nodes: int = 40) -> Tree:
     made = drafter(argument)
-    return made.draft([Request(state_of(made, tokens), root, width=8)])[0]
+    state = made.open(capacity=8)
+    made.extend(state, tokens, None)
+    return grow(made.draft([Request(state, root, width=8)])[0], root, nodes)
 
 
 def paths(tree: Tree) -> list[list[int]]:
@@ -37,57 +38,65 @@ def paths(tree: Tree) -> list[list[int]]:
     return [[int(tree.tokens[i]) for i in tree.path(node)] for node in range(1, len(tree) + 1)]
 
 
+def occurrences(tokens: list[int], part: list[int]) -> list[int]:
+    """Where `part` ends in `tokens`."""
+    return [i for i in range(len(part), len(tokens) + 1) if tokens[i - len(part) : i] == part]
+
+
+@settings(max_examples=150, deadline=None)
+@given(TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_the_automaton_finds_every_substring_and_what_followed(tokens: list[int], part: list[int]) -> None:
+    made = SuffixAutomaton(tokens)
+    state = length = 0
+    for i, token in enumerate(part, 1):
+        state, length = made.step(state, length, token)
+        longest = max(n for n in range(i + 1) if n == 0 or occurrences(tokens, part[i - n : i]))
+        assert length == longest, "the longest suffix that occurs"
+    if length:
+        ends = occurrences(tokens, part[len(part) - length :])
+        assert made.count[state] == len(ends)
+        assert made.followers(state) == Counter(tokens[end] for end in ends if end < len(tokens))
+
+
 @settings(max_examples=150, deadline=None)
 @given(TOKENS, st.integers(0, 4))
 def test_trees_are_best_first_and_their_masses_are_probabilities(tokens: list[int], root: int) -> None:
     tree = draft(tokens, root)
     assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.mass[0]) == (root, -1, 0, 1.0)
-    assert tree.tokens.dtype == tree.parents.dtype == np.int64 and tree.mass.dtype == np.float32
     assert (np.diff(tree.mass) <= 0).all() and tree.depths.max() <= drafter().max_depth
-    for node in range(1, len(tree) + 1):
-        assert 0 <= tree.parents[node] < node and tree.depths[node] == tree.depths[tree.parents[node]] + 1
     for node in range(len(tree) + 1):
-        children = tree.parents == node
-        assert tree.mass[children].sum() <= tree.mass[node] and len(set(tree.tokens[children])) == children.sum()
-    assert (tree.mass >= LEAST_MASS).all()
+        children = np.flatnonzero(tree.parents == node)
+        assert (tree.depths[children] == tree.depths[node] + 1).all()
+        assert tree.mass[children].sum() <= tree.mass[node] * (1 + 1e-6)
+        assert len(set(tree.tokens[children])) == len(children)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TOKENS, st.integers(0, 4))
-def test_proposes_exactly_what_followed_an_earlier_occurrence(tokens: list[int], root: int) -> None:
+def test_proposes_what_followed_an_earlier_occurrence(tokens: list[int], root: int) -> None:
     text = [*tokens, root]
-    followed = {text[i + 1] for i in range(len(text) - 1) if text[i] == root}
+    followed = {text[i + 1] for i in range(len(text) - 2) if text[i] == root}
     first = {path[0] for path in paths(draft(tokens, root))}
     assert first <= followed and bool(first) == bool(followed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TOKENS, TOKENS, st.integers(0, 60), st.integers(0, 4))
 def test_rewinding_is_as_if_it_had_never_been(tokens: list[int], more: list[int], length: int, root: int) -> None:
     length, made = min(length, len(tokens)), drafter()
-    state = state_of(made, tokens)
+    state = made.open(8)
+    made.extend(state, tokens, None)
     made.rewind(state, length)
     made.extend(state, more, None)
-    fresh = state_of(made, tokens[:length] + more)
-    assert state == fresh
-    a, b = made.draft([Request(state, root, 8), Request(fresh, root, 8)])
-    np.testing.assert_array_equal(a.tokens, b.tokens)
-    np.testing.assert_array_equal(a.mass, b.mass)
-
-
-def test_drafting_changes_nothing() -> None:
-    made = drafter()
-    state = state_of(made, [1, 2, 3, 1, 2])
-    before = state_of(made, [1, 2, 3, 1, 2])
-    made.draft([Request(state, 9, 8), Request(state, 3, 8)])
-    assert state == before
+    again = grow(made.draft([Request(state, root, 8)])[0], root, 20)
+    fresh = draft([*tokens[:length], *more], root, nodes=20)
+    np.testing.assert_array_equal(again.tokens, fresh.tokens)
+    np.testing.assert_array_equal(again.mass, fresh.mass)
 
 
 def test_merges_continuations_that_begin_alike() -> None:
     tree = draft([1, 2, 3, 4, 8, 1, 2, 3, 5, 8, 1, 2], root=3, argument="max_depth=2")
     assert sorted(paths(tree)) == [[4], [4, 8], [5], [5, 8]]
-    shared = draft([1, 2, 6, 4, 8, 1, 2, 6, 5, 8, 1], root=2, argument="max_depth=2")
-    assert sorted(paths(shared)) == [[6], [6, 4], [6, 5]]
 
 
 def test_longer_matches_count_more_than_recent_ones() -> None:
@@ -104,13 +113,32 @@ def test_a_longer_match_is_trusted_more() -> None:
     text = [1, 2, 3, 4, 5, 6, 0]
     masses = [float(draft([*text, *text[5 - n : 4]], root=5, argument="max_depth=1").mass[1]) for n in range(1, 6)]
     assert all(a < b for a, b in pairwise(masses))
-    beyond = [float(draft([*text, *text[:4]], 5, f"max_n={n},max_depth=1").mass[1]) for n in (3, 2, 1)]
-    assert beyond == masses[2::-1]
 
 
-def test_a_loop_is_continued_round_and_round() -> None:
-    tree = draft([5, 1, 2, 3, 1, 2], root=3, argument="max_depth=7")
-    assert [1, 2, 3, 1, 2, 3, 1] in paths(tree)
+def test_learns_how_far_to_trust_a_match() -> None:
+    """What always comes true is soon believed, what never does is not."""
+    masses = {}
+    for comes_true in (True, False):
+        made = drafter("max_depth=1")
+        for _ in range(40):
+            state = made.open(8)
+            made.extend(state, [1, 2, 3, 4, 1, 2], None)
+            tree = grow(made.draft([Request(state, 3, 8)])[0], 3, 4)
+            made.extend(state, [3], None)
+            made.draft([Request(state, 4 if comes_true else 9, 8)])
+        masses[comes_true] = float(tree.mass[1])
+    assert masses[True] > 0.7 and masses[False] < 0.2
+
+
+def test_earlier_texts_are_searched_if_asked() -> None:
+    for argument, found in (("earlier=1000", True), ("", False)):
+        made = drafter(argument)
+        first = made.open(8)
+        made.extend(first, [5, 6, 7, 8], None)
+        second = made.open(8)
+        made.extend(second, [1, 5, 6], None)
+        tree = grow(made.draft([Request(second, 7, 8)])[0], 7, 8)
+        assert ([8] in paths(tree)) == found
 
 
 def test_nothing_known_is_only_the_root() -> None:
@@ -119,16 +147,16 @@ def test_nothing_known_is_only_the_root() -> None:
 
 
 def test_needs_no_target_features_and_no_arithmetic() -> None:
-    made = drafter()
-    assert made.tap_layers == () and made.work(1000).flops == 0 and made.max_depth == 12
+    made = registry.drafter("ngram", None)
+    assert made.tap_layers == () and made.work(1000).flops == 0 and made.max_depth == 24
 
 
 def test_parameters() -> None:
-    made = drafter("max_n=2, max_depth=3")
-    assert (made.options.max_n, made.max_depth) == (2, 3)
+    made = NgramDrafter.load("max_depth=3, earlier=10", None)
+    assert (made.options.earlier, made.max_depth) == (10, 3)
     for argument, message in (
-        ("max_m=3", "Did you mean 'max_n'"), ("max_n", "whole number"), ("max_n=-1", "whole number"),
-        ("max_n=0", "from 1 to"), ("max_depth=1000", "from 1 to"), ("max_n=x", "whole number"),
+        ("max_dept=3", "Did you mean 'max_depth'"), ("max_depth", "whole number"), ("max_depth=-1", "whole number"),
+        ("max_depth=0", "from 1 to"), ("max_depth=1000", "from 1 to"), ("max_depth=x", "whole number"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=message):
-            drafter(argument)
+            NgramDrafter.load(argument, None)

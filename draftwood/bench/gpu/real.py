@@ -8,6 +8,7 @@ from draftwood.bench.gpu.results import Row
 from draftwood.bench.measure import Settings, measure
 from draftwood.bench.prompts import load_prompts
 from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.latency import Machine
 from draftwood.llm import LLM, load
 
@@ -17,7 +18,7 @@ POLICIES = ("dflash", "ddtree:15", "bastion")
 
 def real_rows(options: GpuOptions, machine: Machine) -> list[Row]:
     """Nothing synthetic: prompts that ship, texts of the model, acceptance of its drafter."""
-    llm = load(dtype=options.dtype, device=options.device)
+    llm = load(drafter=str(EMBEDDED_DRAFTER), dtype=options.dtype, device=options.device)
     assert isinstance(llm.drafter, DFlashDrafter)
     bench = Bench(llm.target, llm.drafter, machine, options.all_widths())
     contexts = [c for c in options.all_contexts() if c <= llm.target.context_limit - SLACK]

@@ -1,0 +1,198 @@
+"""D²SD (arXiv 2606.04446): a second drafter begins again where the first is likeliest to be rejected.
+
+The first drafter's chain is accepted for exactly i tokens with probability r(i) = c_1 … c_i (1 - c_{i+1}), c_k being
+the confidence of its k-th token. At the boundaries with the largest r, a variable-prefix drafter sees the chain so far
+and predicts the rest, all of them in one batched pass over a context that they share. What it says becomes the
+conditional lattice of the chain's node there, so that growth mixes the first pass's siblings with the second pass's
+continuations by mass, and nothing is verified twice. Whether the second pass is worth its time is decided each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from draftwood.drafters.base import Request, Weighed, taps_of
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.options import parse
+from draftwood.drafters.worth import Trials
+from draftwood.errors import BadModel
+from draftwood.latency import Work
+from draftwood.target import Target
+from draftwood.tree import Child, Draft, Floats, Lattice
+
+NEVER, ALWAYS, DECIDED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Parameters of the drafter, as in `d2sd:FIRST,SECOND,boundaries=2`."""
+
+    boundaries: int = field(default=4, metadata={"least": 1, "most": 16})  # K of the paper
+    passes: int = field(
+        default=1, metadata={"least": 1, "most": 3}
+    )  # of the second drafter; 2: the paper's third level
+    again: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # 0 never, 1 always, 2 if it pays
+
+
+@dataclass(frozen=True, slots=True)
+class D2SDState:
+    first: Any
+    second: Any
+    trials: Trials
+
+
+class Anchored:
+    """Lattices by the path at which each begins again: a conditional draft. A place is (lattice, depth, path or None).
+
+    `path` is the way from the root, for as long as some lattice begins on it or behind it.
+    """
+
+    def __init__(self, first: Lattice) -> None:
+        self.anchors: dict[tuple[int, ...], Lattice] = {(): first}
+        self._prefixes: set[tuple[int, ...]] = {()}
+
+    def add(self, path: tuple[int, ...], lattice: Lattice) -> None:
+        """A lattice that has seen the tokens `path`; its rows before count for nothing."""
+        self.anchors[path] = lattice
+        self._prefixes |= {path[:i] for i in range(len(path) + 1)}
+
+    def start(self) -> tuple[Lattice, int, tuple[int, ...] | None]:
+        return self.anchors[()], 0, ()
+
+    def step(
+        self, place: tuple[Lattice, int, tuple[int, ...] | None], token: int
+    ) -> tuple[Lattice, int, tuple[int, ...] | None]:
+        lattice, depth, path = place
+        longer = None if path is None else (*path, token)
+        if longer not in self._prefixes:
+            return lattice, depth + 1, None
+        return self.anchors.get(longer, lattice), depth + 1, longer
+
+    def children(self, place: tuple[Lattice, int, tuple[int, ...] | None]) -> Iterator[Child]:
+        lattice, depth, _ = place
+        source = int(lattice is not self.anchors[()])
+        if depth < len(lattice.tokens):
+            for token, logp in zip(lattice.tokens[depth].tolist(), lattice.logp[depth].tolist(), strict=True):
+                if not logp > -np.inf:  # dead, or not a number
+                    return
+                yield max(-logp, 0.0), token, source
+
+
+class D2SDDrafter(Weighed):
+    """Two DFlash drafters; of the second one only checkpoints with variable prefixes are worth much."""
+
+    def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
+        self.name, self._first, self._second, self._options = name, first, second, options
+        self.tap_layers = tuple(dict.fromkeys((*first.tap_layers, *second.tap_layers)))
+        self.max_depth = max(first.max_depth, second.max_depth)
+
+    @classmethod
+    def load(cls, argument: str, target: Target) -> D2SDDrafter:
+        """From `FIRST,SECOND,boundaries=4`; without SECOND the first drafter is used twice. BadInput, BadModel."""
+        names, options = split(argument)
+        first = DFlashDrafter.load(names[0], target)
+        second = DFlashDrafter.load(names[1], target) if len(names) > 1 else first
+        return cls(first, second, parse(Options, "d2sd", options), f"d2sd:{argument}")
+
+    @classmethod
+    def weight_bytes(cls, argument: str, itemsize: int) -> int:
+        names, _ = split(argument)
+        return sum(DFlashDrafter.weight_bytes(name, itemsize) for name in names)
+
+    def open(self, capacity: int) -> D2SDState:
+        first = self._first.open(capacity)
+        return D2SDState(first, first if self._once else self._second.open(capacity), Trials())
+
+    def extend(self, state: D2SDState, tokens: list[int], taps: Tensor | None) -> None:
+        state.trials.emitted(len(tokens))
+        self._first.extend(state.first, tokens, taps_of(self._first.tap_layers, self.tap_layers, taps))
+        if not self._once:
+            self._second.extend(state.second, tokens, taps_of(self._second.tap_layers, self.tap_layers, taps))
+
+    def rewind(self, state: D2SDState, length: int) -> None:
+        state.trials.forget()
+        self._first.rewind(state.first, length)
+        if not self._once:
+            self._second.rewind(state.second, length)
+
+    def draft(self, requests: list[Request]) -> list[Draft]:
+        """One conditional draft per request, or its first lattice alone."""
+        drafts = [Anchored(lattice) for lattice in self._first.draft_behind([(_of(r, "first"), ()) for r in requests])]
+        again = [i for i, draft in enumerate(drafts) if self._begins_again(requests[i].state, draft)]
+        for _ in range(self._options.passes):
+            self._anchor([requests[i] for i in again], [drafts[i] for i in again])
+        return [draft if i in again else draft.anchors[()] for i, draft in enumerate(drafts)]
+
+    def work(self, context: int) -> Work:
+        """The first pass; what a second one takes is learned with the rounds."""
+        return self._first.work(context)
+
+    @property
+    def _once(self) -> bool:
+        return self._second is self._first
+
+    def _begins_again(self, state: D2SDState, draft: Anchored) -> bool:
+        scores = first_rejection(draft.anchors[()])[1:]
+        chance = float(np.sort(scores)[-self._options.boundaries :].sum())
+        decided = state.trials.choose(chance)
+        return (False, True, decided)[self._options.again]
+
+    def _anchor(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
+        """One batched pass: new lattices at the likeliest first rejections of those that are there."""
+        blocks, places = [], []
+        for request, draft in zip(requests, drafts, strict=True):
+            for path in boundaries(draft, self._options.boundaries, self._second.max_depth):
+                blocks.append((_of(request, "second"), path))
+                places.append((draft, path))
+        if blocks:
+            for (draft, path), lattice in zip(places, self._second.draft_behind(blocks), strict=True):
+                draft.add(path, lattice)
+
+
+def first_rejection(lattice: Lattice) -> Floats:
+    """r(i) `[D]`: the probability that exactly the first i of the likeliest tokens are accepted, i < D."""
+    confidence = np.exp(np.minimum(np.nan_to_num(lattice.logp[:, 0], nan=-np.inf), 0.0))
+    reached = np.concatenate([[1.0], np.cumprod(confidence)[:-1]])
+    scores: Floats = (reached * (1 - confidence)).astype(np.float32)
+    return scores
+
+
+def boundaries(draft: Anchored, count: int, depth: int) -> list[tuple[int, ...]]:
+    """The `count` paths with the largest r at which no lattice begins yet; the root's is the first pass's own."""
+    found: dict[tuple[int, ...], float] = {}
+    for path, lattice in draft.anchors.items():
+        rest = Lattice(lattice.tokens[len(path) :], lattice.logp[len(path) :])
+        mass = _mass(draft, path)
+        for i, score in enumerate(first_rejection(rest).tolist()):
+            longer = (*path, *rest.tokens[:i, 0].tolist())
+            if 0 < len(longer) < depth and longer not in draft.anchors:
+                found[longer] = max(found.get(longer, 0.0), mass * score)
+    return sorted(found, key=lambda path: (-found[path], path))[:count]
+
+
+def _mass(draft: Anchored, path: tuple[int, ...]) -> float:
+    """The drafts' probability of a path."""
+    place, cost = draft.start(), 0.0
+    for token in path:
+        cost += next((c for c, name, _ in draft.children(place) if name == token), np.inf)
+        place = draft.step(place, token)
+    return float(np.exp(-cost))
+
+
+def _of(request: Request, part: str) -> Request:
+    """The request as one of the two drafters sees it."""
+    return Request(getattr(request.state, part), request.root, request.width)
+
+
+def split(argument: str) -> tuple[list[str], str]:
+    """Names and parameters of `FIRST,SECOND,boundaries=4`."""
+    parts = [part.strip() for part in argument.split(",")]
+    names = [part for part in parts if part and "=" not in part]
+    if not 1 <= len(names) <= 2:
+        raise BadModel(f"d2sd:{argument} names {len(names)} drafters; write d2sd:FIRST or d2sd:FIRST,SECOND.")
+    return names, ",".join(part for part in parts if "=" in part)

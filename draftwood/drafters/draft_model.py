@@ -1,0 +1,142 @@
+"""Any small causal LM with the target's tokenizer as a drafter: a beam with its own cache.
+
+A small model's forward takes as long for a dozen tokens as for one, so every level runs the whole beam from the root
+again: one forward a level, and nothing in its cache but committed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftwood.cache import KVCache
+from draftwood.drafters.base import Request
+from draftwood.drafters.lattice import candidates
+from draftwood.drafters.options import parse
+from draftwood.errors import BadModel
+from draftwood.latency import Work
+from draftwood.loading import load_target, load_tokenizer
+from draftwood.target import Target
+from draftwood.tree import Draft, Ints, Tree
+
+CHUNK = 512  # tokens of a prompt that enter its cache at once
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Parameters of the drafter, as in `draft-model:NAME,depth=4,beam=2`."""
+
+    depth: int = field(default=5, metadata={"least": 1, "most": 64})
+    beam: int = field(default=4, metadata={"least": 1, "most": 64})  # nodes of a level that go on; 1: a chain
+
+
+@dataclass(slots=True, eq=False)
+class DraftModelState:
+    cache: KVCache
+    waiting: list[int] = field(default_factory=list)  # committed tokens that are not in it yet
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """The beam's nodes, parents before children, the root first."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
+    mass: list[float] = field(default_factory=lambda: [1.0])
+
+    def add(self, parent: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
+        for token, p in zip(tokens, probs, strict=True):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+            self.mass.append(self.mass[parent] * min(p, 1.0))
+
+    def tree(self) -> Tree:
+        tokens, parents, depths = (np.array(row, np.int64) for row in (self.tokens, self.parents, self.depths))
+        return Tree(tokens, parents, depths, np.array(self.mass, np.float32))
+
+
+class DraftModel:
+    """A small model that writes a few levels of a beam ahead."""
+
+    tap_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Target, options: Options, name: str) -> None:
+        self.name, self.max_depth = name, options.depth
+        self._model, self._beam = model, options.beam
+
+    @classmethod
+    def load(cls, argument: str, target: Target) -> DraftModel:
+        """From `NAME` or `NAME,depth=4,beam=2`. Raises BadInput and BadModel."""
+        name, _, rest = argument.partition(",")
+        if not name:
+            raise BadModel("No draft model was named; write draft-model:FOLDER or draft-model:OWNER/NAME.")
+        options = parse(Options, "draft-model", rest)
+        model = load_target(name, str(target.dtype).removeprefix("torch."), str(target.device))
+        check_same_tokens(model, target)
+        return cls(model, options, f"draft-model:{argument}")
+
+    def open(self, capacity: int) -> DraftModelState:
+        return DraftModelState(self._model.new_cache(capacity + self.max_depth * self._beam))
+
+    def extend(self, state: DraftModelState, tokens: list[int], taps: object) -> None:
+        state.waiting += tokens
+
+    def rewind(self, state: DraftModelState, length: int) -> None:
+        """Keep the first `length` tokens."""
+        inside = state.cache.rows[0].length
+        assert 0 <= length <= inside + len(state.waiting), f"cannot rewind {inside + len(state.waiting)} to {length}"
+        del state.waiting[max(0, length - inside) :]
+        state.cache.rewind(0, min(length, inside))
+
+    def draft(self, requests: list[Request]) -> list[Draft]:
+        """One `Tree` per request: every level's best `beam` nodes with their `beam` best children."""
+        return [self._draft(request.state, request.root) for request in requests]
+
+    def work(self, context: int) -> Work:
+        """A forward for each level, of at most a whole beam."""
+        works = [self._model.work(1 + level * self._beam, context) for level in range(self.max_depth)]
+        return Work(
+            sum(work.flops for work in works), sum(work.bytes for work in works), sum(work.launches for work in works)
+        )
+
+    def _draft(self, state: DraftModelState, root: int) -> Tree:
+        for at in range(0, len(state.waiting), CHUNK):
+            self._model.prefill(state.waiting[at : at + CHUNK], state.cache)
+        state.waiting.clear()
+        nodes, kept, front = _Nodes([root]), [0], [0]
+        room = self._model.context_limit - state.cache.rows[0].length - 1
+        for _ in range(min(self.max_depth, room)):
+            tree = nodes.tree().subtree(np.array(kept))
+            logits = self._model.verify(self._model.plan([tree], state.cache), state.cache).logits[-len(front) :]
+            tokens, logp = candidates(logits, self._beam)
+            first = len(nodes.tokens)
+            for parent, names, probs in zip(front, tokens.tolist(), logp.exp().tolist(), strict=True):
+                nodes.add(parent, names, probs)
+            front = sorted(_heaviest(nodes.mass, first, self._beam).tolist())
+            kept += front
+        return nodes.tree()
+
+
+def _heaviest(mass: Sequence[float], first: int, count: int) -> Ints:
+    """The `count` heaviest nodes from `first` on."""
+    return first + np.argsort(-np.array(mass[first:]), kind="stable")[:count]
+
+
+def check_same_tokens(model: Target, target: Target) -> None:
+    """Refuse a draft model whose tokens mean something else. Raises BadModel."""
+    reason = None
+    if model.vocab_size != target.vocab_size:
+        reason = f"it has {model.vocab_size} tokens, the target {target.vocab_size}"
+    else:
+        try:
+            ours, theirs = (load_tokenizer(each.name).get_vocab() for each in (model, target))
+        except BadModel:  # models without tokenizers, or not by a name: their sizes must do
+            return
+        if ours != theirs:
+            reason = "its tokenizer is another one"
+    if reason:
+        raise BadModel(f"{model.name} cannot draft for {target.name}: {reason}. Name a model of the same family.")

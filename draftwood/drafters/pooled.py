@@ -1,0 +1,163 @@
+"""Several drafters at once: their proposals, and what the target said after each token, in one heap.
+
+A proposal is a lattice, a tree, or an opinion that is asked for node by node (`Voice`). `pool.py` weighs them by what
+each was worth so far, for all requests alike; while pooling is not worth its time the first lattice goes out alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from draftwood.drafters.base import Drafter, Learner, Request, taps_of
+from draftwood.drafters.lattice import candidates
+from draftwood.errors import BadInput
+from draftwood.latency import Work
+from draftwood.pool import ConditionalExpert, Expert, LatticeExpert, Pool, TreeExpert, Weights
+from draftwood.successors import LEARNED, Successors
+from draftwood.target import Target
+from draftwood.tree import Draft, Lattice, Tree
+
+CANDIDATES = 16  # of each depth that a lattice is asked for at least
+TAUGHT = 64  # nodes of a round, the likeliest, whose logits are learned from
+
+
+class Voice(ABC):
+    """A drafter that only knows how to comment on a path. Its state follows the prefix as any drafter's does."""
+
+    name: str
+    max_depth: int
+
+    @abstractmethod
+    def open(self, capacity: int) -> Any: ...
+
+    @abstractmethod
+    def extend(self, state: Any, tokens: list[int]) -> None: ...
+
+    @abstractmethod
+    def rewind(self, state: Any, length: int) -> None: ...
+
+    @abstractmethod
+    def experts(self, state: Any, root: int, source: int) -> list[Expert]:
+        """What it has to say about paths below `root`."""
+
+
+class Recycling:
+    """`recycling`: what the target said after the same token elsewhere (Token Recycling, arXiv 2408.08696)."""
+
+    name = "recycling"
+    max_depth = 8
+
+    def __init__(self, vocab: int) -> None:
+        self.table = Successors(vocab)
+
+    @classmethod
+    def load(cls, argument: str, target: Target) -> Recycling:
+        """It has no parameters. Raises BadInput."""
+        if argument:
+            raise BadInput(f"recycling:{argument}: recycling takes no parameter; write recycling.")
+        return cls(target.vocab_size)
+
+
+Part = Drafter | Voice | Recycling
+
+
+@dataclass(slots=True, eq=False)
+class PooledState:
+    states: list[Any]  # of each part
+    pool: Pool | None = None  # the last draft, as long as it can be learned from
+    heard: list[int] = field(default_factory=list)  # what was committed since, its root first
+
+
+class Pooled(Learner):
+    """Drafters, voices and a successor table as one drafter."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self.name = "+".join(part.name for part in parts)
+        self._drafters = [part for part in parts if not isinstance(part, (Voice, Recycling))]
+        self.tap_layers = tuple(dict.fromkeys(layer for part in self._drafters for layer in part.tap_layers))
+        self.max_depth = max(part.max_depth for part in parts)
+        self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
+        self.weights = Weights()
+
+    @staticmethod
+    def comments(part: object) -> bool:
+        """Whether `part` is no drafter by itself."""
+        return isinstance(part, (Voice, Recycling))
+
+    def open(self, capacity: int) -> PooledState:
+        return PooledState([None if isinstance(part, Recycling) else part.open(capacity) for part in self.parts])
+
+    def extend(self, state: PooledState, tokens: list[int], taps: Tensor | None) -> None:
+        for part, own in zip(self.parts, state.states, strict=True):
+            if isinstance(part, Voice):
+                part.extend(own, tokens)
+            elif not isinstance(part, Recycling):
+                part.extend(own, tokens, taps_of(part.tap_layers, self.tap_layers, taps))
+        if state.pool is not None:
+            state.heard += tokens
+
+    def rewind(self, state: PooledState, length: int) -> None:
+        state.pool = None
+        for part, own in zip(self.parts, state.states, strict=True):
+            if not isinstance(part, Recycling):
+                part.rewind(own, length)
+
+    def draft(self, requests: list[Request]) -> list[Draft]:
+        """One proposal per request: the first lattice alone, or a conditional draft of everything."""
+        proposals: dict[int, list[Draft]] = {}
+        for i, part in enumerate(self.parts):
+            if not isinstance(part, (Voice, Recycling)):
+                # The one that the pool will prefer may be far down in the drafter's own order.
+                own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES)) for r in requests]
+                proposals[i] = part.draft(own)
+        return [
+            self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
+        ]
+
+    def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
+        if self._recycling is not None:
+            followers, logp = candidates(logits[:TAUGHT], LEARNED)
+            table = self._recycling.table
+            table.learn(tokens[:TAUGHT], followers.cpu().numpy(), logp.exp().cpu().numpy())
+
+    def work(self, context: int) -> Work:
+        """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
+        works = [part.work(context) for part in self._drafters]
+        return Work(
+            sum(work.flops for work in works), sum(work.bytes for work in works), sum(work.launches for work in works)
+        )
+
+    def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
+        state: PooledState = request.state
+        if state.pool is not None:
+            state.pool.learn([*state.heard[1:], request.root])
+        state.heard = []
+        lattices = [i for i, draft in drafts.items() if isinstance(draft, Lattice)]
+        first = drafts[lattices[0]] if lattices else None
+        assert first is None or isinstance(first, Lattice)
+        experts: list[Expert] = []
+        for i, (part, own) in enumerate(zip(self.parts, state.states, strict=True)):
+            draft = drafts.get(i)
+            if isinstance(part, Voice):
+                experts += part.experts(own, request.root, i)
+            elif isinstance(draft, Tree):
+                experts.append(TreeExpert(draft, i))
+            elif isinstance(draft, Lattice):
+                experts += [LatticeExpert(draft, i)] if draft is not first else []
+            elif draft is not None:
+                experts.append(ConditionalExpert(draft, i))
+        table = self._recycling.table if self._recycling else None
+        own_source = lattices[0] if lattices else 0
+        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, own_source, self._learned)
+        return state.pool if first is None or self.weights.worth else first
+
+    @property
+    def _learned(self) -> int:
+        """The source of tokens that only the successor table knows."""
+        return next((i for i, part in enumerate(self.parts) if isinstance(part, Recycling)), 0)

@@ -1,0 +1,376 @@
+"""Several opinions about the next token as one conditional draft, weighed by what each was worth so far.
+
+A block drafter's marginals know nothing of each other: after a sibling is taken they still describe what follows the
+likeliest token. So they are corrected by what the target said follows the token before, a log-linear pool,
+
+    p(y | x) = q_d(y)^a s(y | x)^b / Z,
+
+and mixed with opinions that know the whole path (earlier occurrences in the text, other drafters), each with a share
+that depends on how it came about: p <- (1 - w) p + w g. All of a, b and w are learned from what the target chose:
+a and b by the gradient of its log-probability, w by expectation maximisation. What is worthless gets a weight near 0.
+The formulas: docs/drafters.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import exp, log
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from draftwood.successors import Successors
+from draftwood.tree import Child, Conditional, Lattice, Tree
+
+DEAD = -80.0  # log-probability below which tokens are all alike
+FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
+NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is learned
+SPOKEN = 16  # children of a conditional draft that count as its opinion
+DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
+STEP = 0.02  # of the gradient
+EVIDENCE = 4.0  # choices that a share's first guess counts for
+MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
+LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
+TRIAL, RECENT, WORTH = 64, 0.01, 0.01  # choices before pooling is judged; weight of the newest; nats that it must bring
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """Some tokens' probabilities at a place, at most 1 together, and what this opinion's worth depends on."""
+
+    kind: Hashable  # opinions of one kind share what is learned about them
+    guess: float  # share that is believed before anything is learned
+    probs: dict[int, float]
+
+
+class Expert(Protocol):
+    """Somebody with opinions about paths. Its places are its own affair; None: it has lost the path."""
+
+    source: int
+
+    def start(self) -> Any: ...
+    def step(self, place: Any, token: int) -> Any: ...
+
+    def opinions(self, place: Any) -> Sequence[Opinion]:
+        """The best first."""
+        ...
+
+
+@dataclass(slots=True)
+class Weights:
+    """What the pool has learned. Shared by all requests of a drafter."""
+
+    # For each depth a, and b for tokens that the table knows hardly, somewhat, well.
+    exponents: list[list[float]] = field(default_factory=lambda: [[0.9, 0.6, 0.6, 0.6] for _ in range(DEPTHS)])
+    evidence: dict[Hashable, list[float]] = field(default_factory=dict)  # choices for the others and for the opinion
+    gain: float = 0.0  # nats by which the pool beats the first lattice alone
+    choices: int = 0
+
+    def share(self, opinion: Opinion) -> float:
+        """The opinion's share w in the mixture."""
+        against, by = self.evidence.get(opinion.kind) or (1 - opinion.guess, opinion.guess)
+        return by / (against + by)
+
+    def credit(self, opinion: Opinion, others: float, own: float) -> float:
+        """A token was chosen that the others gave probability `others` and the opinion `own`; its share so far."""
+        pair = self.evidence.setdefault(opinion.kind, [EVIDENCE * (1 - opinion.guess), EVIDENCE * opinion.guess])
+        share = self.share(opinion)
+        by = share * own / (share * own + (1 - share) * max(others, NEVER))
+        pair[0] = MEMORY * pair[0] + 1 - by
+        pair[1] = MEMORY * pair[1] + by
+        return share
+
+    def judge(self, pooled: float, alone: float) -> None:
+        """A token was chosen that the pool gave probability `pooled` and the first lattice alone `alone`."""
+        self.choices += 1
+        step = max(RECENT, 1 / self.choices)
+        self.gain += step * (log(max(pooled, NEVER)) - log(max(alone, NEVER)) - self.gain)
+
+    @property
+    def worth(self) -> bool:
+        """Whether pooling pays."""
+        return self.choices < TRIAL or self.gain > WORTH
+
+
+Place: TypeAlias = tuple[int, int, tuple[Any, ...]]  # depth, token, each expert's own place
+
+
+class _Rows:
+    """A lattice, raised to an exponent that belongs to each depth: what the products at its depths need."""
+
+    def __init__(self, lattice: Lattice, exponents: Sequence[float]) -> None:
+        logp = np.minimum(np.nan_to_num(lattice.logp.astype(np.float64), nan=-np.inf), 0.0)
+        powers = np.exp(np.array(exponents)[:, None] * logp)
+        self.logp = np.maximum(logp, DEAD)
+        self.moment = (powers * self.logp).sum(1).tolist()  # for the mean of log q
+        self.total = np.maximum(powers.sum(1) + np.maximum(1 - np.exp(logp).sum(1), 0), 1e-30).tolist()
+        self.powers: list[list[float]] = powers.tolist()
+        self.tokens: list[list[int]] = lattice.tokens.tolist()
+        self._ranks: dict[int, dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rank(self, depth: int) -> dict[int, int]:
+        """Where each token of a depth stands."""
+        if depth not in self._ranks:
+            self._ranks[depth] = {token: rank for rank, token in enumerate(self.tokens[depth])}
+        return self._ranks[depth]
+
+    def least(self, depth: int) -> float:
+        """The power of a token that the depth does not list."""
+        return 0.5 * self.powers[depth][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """Probabilities of a place's children: those that somebody spoke of, and `factor` times the powers of the rest."""
+
+    factor: float
+    listed: dict[int, float]
+    sources: dict[int, int]
+
+
+class Pool:
+    """A conditional draft below one root: a first lattice or none, the successor table or none, and experts."""
+
+    def __init__(
+        self,
+        root: int,
+        lattice: Lattice | None,
+        table: Successors | None,
+        experts: Sequence[Expert],
+        weights: Weights,
+        max_depth: int,
+        own: int = 0,
+        table_source: int = 0,
+    ) -> None:
+        """`own` is the lattice's source, `table_source` that of tokens which only the table knows."""
+        self._table, self._experts, self._weights = table, experts, weights
+        self._root, self._max_depth, self._own, self._table_source = root, max_depth, own, table_source
+        depths = 0 if lattice is None else len(lattice.tokens)
+        exponents = [weights.exponents[min(d, DEPTHS - 1)][0] if table else 1.0 for d in range(depths)]
+        self._rows = None if lattice is None or not depths else _Rows(lattice, exponents)
+        self._alone = lattice
+        self._known: dict[tuple[int, int], _Mixture] = {}
+
+    def start(self) -> Place:
+        return 0, self._root, tuple(expert.start() for expert in self._experts)
+
+    def step(self, place: Place, token: int) -> Place:
+        theirs = place[2]
+        return (
+            place[0] + 1,
+            token,
+            tuple(
+                [None if at is None else e.step(at, token) for e, at in zip(self._experts, theirs, strict=True)],
+            ),
+        )
+
+    def children(self, place: Place) -> Iterator[Child]:
+        if place[0] >= self._max_depth:
+            return
+        mixture = self._mix(place)
+        rest = self._rest(place[0], mixture)
+        ahead = next(rest, None)
+        for p, token in sorted([(p, token) for token, p in mixture.listed.items()], reverse=True):
+            while ahead is not None and ahead[0] > p:
+                yield -log(ahead[0]), ahead[1], self._own
+                ahead = next(rest, None)
+            if p <= 0:
+                return
+            yield -log(p), token, mixture.sources.get(token, self._own)
+        while ahead is not None:
+            yield -log(ahead[0]), ahead[1], self._own
+            ahead = next(rest, None)
+
+    def learn(self, chosen: Sequence[int]) -> None:
+        """The target wrote `chosen` behind the root."""
+        place, weights = self.start(), self._weights
+        for token in chosen[: self._max_depth]:
+            depth = place[0]
+            found = self._corrected(depth, place[1])
+            p = self._of(found, depth, token)
+            for opinion, _ in reversed(self._opinions(place)):
+                own = opinion.probs.get(token, 0.0)
+                p += weights.credit(opinion, p, own) * (own - p)
+            if self._rows is not None and depth < len(self._rows):
+                weights.judge(p, self._alone_of(depth, token))
+                self._follow_gradient(found, depth, place[1], token)
+            place = self.step(place, token)
+
+    def _mix(self, place: Place) -> _Mixture:
+        """What all say of the children: each opinion's share of what the better ones leave."""
+        found, opinions = self._corrected(place[0], place[1]), self._opinions(place)
+        if not opinions:
+            return found
+        left, shares = 1.0, []
+        for opinion, source in opinions:
+            share = self._weights.share(opinion)
+            shares.append((left * share, opinion.probs, source))
+            left *= 1 - share
+        listed, sources = {token: left * p for token, p in found.listed.items()}, dict(found.sources)
+        for share, probs, source in shares:
+            for token, p in probs.items():
+                before = listed.get(token)
+                if before is None:
+                    before = left * self._of(found, place[0], token)
+                listed[token] = before + share * p
+                if share * p > before:
+                    sources[token] = source
+        return _Mixture(left * found.factor, listed, sources)
+
+    def _opinions(self, place: Place) -> list[tuple[Opinion, int]]:
+        """Opinions and their sources, the best first."""
+        pairs = zip(self._experts, place[2], strict=True)
+        return [(opinion, e.source) for e, at in pairs if at is not None for opinion in e.opinions(at)]
+
+    def _rest(self, depth: int, mixture: _Mixture) -> Iterator[tuple[float, int]]:
+        """Probabilities and tokens of a lattice that nobody else spoke of, falling."""
+        if self._rows is not None and depth < len(self._rows):
+            for power, token in zip(self._rows.powers[depth], self._rows.tokens[depth], strict=True):
+                p = mixture.factor * power
+                if p <= 0:
+                    return
+                if token not in mixture.listed:
+                    yield p, token
+
+    def _of(self, mixture: _Mixture, depth: int, token: int) -> float:
+        """A child's probability."""
+        p = mixture.listed.get(token)
+        if p is not None:
+            return p
+        if self._rows is None or depth >= len(self._rows):
+            return 0.0
+        rank = self._rows.rank(depth).get(token)
+        return 0.0 if rank is None else mixture.factor * self._rows.powers[depth][rank]
+
+    def _alone_of(self, depth: int, token: int) -> float:
+        """The first lattice's own probability."""
+        assert self._rows is not None
+        rank = self._rows.rank(depth).get(token)
+        return 0.0 if rank is None else exp(self._rows.logp[depth, rank])
+
+    def _corrected(self, depth: int, token: int) -> _Mixture:
+        """The lattice's probabilities, given the token before."""
+        key = depth, token
+        if key not in self._known:
+            self._known[key] = self._correct(depth, token)
+        return self._known[key]
+
+    def _correct(self, depth: int, token: int) -> _Mixture:
+        seen, after = self._table.of(token) if self._table else (0, {})
+        rows = self._rows
+        if rows is None or depth >= len(rows):
+            return _Mixture(0.0, after, dict.fromkeys(after, self._table_source))
+        b = self._weights.exponents[min(depth, DEPTHS - 1)][known(seen)] if seen else 0.0
+        low, total = FLOOR**b, rows.total[depth] * FLOOR**b
+        powers, rank, least = rows.powers[depth], rows.rank(depth), rows.least(depth)
+        listed, sources = {}, {}
+        for follower, s in after.items():
+            at = rank.get(follower)
+            if at is None:
+                weight = least * (s + FLOOR) ** b
+                sources[follower] = self._table_source
+            else:
+                weight = powers[at] * (s + FLOOR) ** b
+                total -= powers[at] * low
+            listed[follower] = weight
+            total += weight
+        total = max(total, 1e-30)
+        return _Mixture(low / total, {follower: weight / total for follower, weight in listed.items()}, sources)
+
+    def _follow_gradient(self, found: _Mixture, depth: int, before: int, chosen: int) -> None:
+        """Move the exponents towards a larger log p(chosen): log q and log s there, less their means under p."""
+        rows = self._rows
+        assert (rows is not None and self._table is not None) or not found.listed
+        rank = rows.rank(depth) if rows else {}
+        if not found.listed or rows is None or (chosen not in rank and chosen not in found.listed):
+            return
+        seen, after = self._table.of(before) if self._table else (0, {})
+        outside = float(rows.logp[depth, -1])
+        mean_q, mean_s, spoken = found.factor * rows.moment[depth], 0.0, 0.0
+        for token, p in found.listed.items():
+            at = rank.get(token)
+            log_q = outside if at is None else float(rows.logp[depth, at])
+            mean_q += p * log_q - (0.0 if at is None else found.factor * rows.powers[depth][at] * log_q)
+            mean_s += p * log(after.get(token, 0.0) + FLOOR)
+            spoken += p
+        mean_s += (1 - spoken) * log(FLOOR)
+        log_q = float(rows.logp[depth, rank[chosen]]) if chosen in rank else outside
+        exponents = self._weights.exponents[min(depth, DEPTHS - 1)]
+        _move(exponents, 0, log_q - mean_q, LOWEST_A)
+        _move(exponents, known(seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)
+
+
+def known(seen: int) -> int:
+    """Which of the exponents of s belongs to a token that was seen so often."""
+    return 1 + (seen > 2) + (seen > 9)
+
+
+def _move(exponents: list[float], i: int, gradient: float, lowest: float) -> None:
+    exponents[i] = min(max(exponents[i] + STEP * min(max(gradient, -2.0), 2.0), lowest), HIGHEST)
+
+
+class LatticeExpert:
+    """A further lattice, by depth."""
+
+    def __init__(self, lattice: Lattice, source: int) -> None:
+        self._tokens, self.source = lattice.tokens.tolist(), source
+        self._probs = np.exp(np.minimum(np.nan_to_num(lattice.logp, nan=-np.inf), 0.0)).tolist()
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, place: int, token: int) -> int:
+        return place + 1
+
+    def opinions(self, place: int) -> Sequence[Opinion]:
+        if place >= len(self._tokens):
+            return ()
+        probs = dict(zip(self._tokens[place], self._probs[place], strict=True))
+        return (Opinion((self.source, min(place, DEPTHS)), 0.5, probs),)
+
+
+class TreeExpert:
+    """A tree, by node."""
+
+    def __init__(self, tree: Tree, source: int) -> None:
+        self.source = source
+        self._children: dict[int, dict[int, int]] = {}
+        self._tokens, self._mass, self._depths = tree.tokens.tolist(), tree.mass.tolist(), tree.depths.tolist()
+        for node, parent in enumerate(tree.parents.tolist()):
+            if parent >= 0:
+                self._children.setdefault(parent, {})[self._tokens[node]] = node
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, place: int, token: int) -> int | None:
+        return self._children.get(place, {}).get(token)
+
+    def opinions(self, place: int) -> Sequence[Opinion]:
+        found = self._children.get(place)
+        if not found or not self._mass[place]:
+            return ()
+        probs = {token: min(self._mass[node] / self._mass[place], 1.0) for token, node in found.items()}
+        return (Opinion((self.source, min(self._depths[place], DEPTHS)), 0.5, probs),)
+
+
+class ConditionalExpert:
+    """A conditional draft, by its own places."""
+
+    def __init__(self, draft: Conditional, source: int) -> None:
+        self._draft, self.source = draft, source
+
+    def start(self) -> tuple[int, Any]:
+        return 0, self._draft.start()
+
+    def step(self, place: tuple[int, Any], token: int) -> tuple[int, Any]:
+        return place[0] + 1, self._draft.step(place[1], token)
+
+    def opinions(self, place: tuple[int, Any]) -> Sequence[Opinion]:
+        probs = {token: exp(-cost) for cost, token, _ in islice(self._draft.children(place[1]), SPOKEN)}
+        return (Opinion((self.source, min(place[0], DEPTHS)), 0.5, probs),) if probs else ()

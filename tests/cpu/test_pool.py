@@ -1,0 +1,219 @@
+"""Pooled drafts against the formulas, growth of conditional drafts against its definition, and what is learned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood import registry
+from draftwood.drafters.base import Request
+from draftwood.drafters.pooled import Pooled, Recycling
+from draftwood.errors import BadInput
+from draftwood.grow import FAINT, beam, chain, grow
+from draftwood.pool import FLOOR, LatticeExpert, Pool, TreeExpert, Weights
+from draftwood.successors import Successors
+from draftwood.tree import Lattice, Tree
+from tests.reference import Branching, Noisy, lattice, tiny_target
+
+V, D, K = 12, 4, 5
+
+
+def random_lattice(seed: int) -> Lattice:
+    """The K likeliest of V tokens at each depth."""
+    rng = np.random.default_rng(seed)
+    whole = lattice(np.stack([rng.permutation(V) for _ in range(D)]), rng.normal(size=(D, V)) * 2)
+    return Lattice(whole.tokens[:, :K], whole.logp[:, :K])
+
+
+def taught(seed: int) -> Successors:
+    rng, table = np.random.default_rng(seed), Successors(V)
+    for token in range(V // 2):  # the others stay unknown
+        followers = rng.permutation(V)[:4]
+        table.learn([token], followers[None], np.array([[0.5, 0.2, 0.1, 0.05]], np.float32))
+    return table
+
+
+def pool_of(seed: int, **parts) -> Pool:
+    own = dict(table=taught(seed), experts=[LatticeExpert(random_lattice(seed + 1), 1), TreeExpert(branches(), 2)])
+    return Pool(3, random_lattice(seed), **{**own, "weights": Weights(), "max_depth": D, **parts})
+
+
+def branches() -> Tree:
+    return Branching("b", vocab=V).propose([3], 4)
+
+
+def everything(pool: Pool, place) -> dict[int, float]:
+    children = list(pool.children(place))
+    assert len({token for _, token, _ in children}) == len(children), "no token twice"
+    assert [cost for cost, *_ in children] == sorted(cost for cost, *_ in children), "likeliest first"
+    return {token: math.exp(-cost) for cost, token, _ in children}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, V - 1), max_size=D - 1))
+def test_children_are_a_distribution(seed: int, path: list[int]) -> None:
+    pool = pool_of(seed)
+    place = pool.start()
+    for token in path:
+        place = pool.step(place, token)
+    found = everything(pool, place)
+    assert sum(found.values()) <= 1 + 1e-9 and all(p > 0 for p in found.values())
+
+
+def test_the_product_is_the_formula() -> None:
+    """q^a s^b over the lattice's tokens, the table's, and what lies outside of both."""
+    q, table, weights = random_lattice(0), taught(0), Weights()
+    a, b = weights.exponents[1][0], weights.exponents[1][1]
+    pool = pool_of(0, experts=[], weights=weights)
+    found = everything(pool, pool.step(pool.start(), 2))
+    powers = dict(zip(q.tokens[1].tolist(), np.exp(a * q.logp[1].astype(np.float64)), strict=True))
+    _, s = table.of(2)
+    least = 0.5 * min(powers.values())
+    scores = {t: powers.get(t, least) * (s.get(t, 0.0) + FLOOR) ** b for t in {*powers, *s}}
+    outside = (1 - math.fsum(np.exp(q.logp[1].astype(np.float64)))) * FLOOR**b
+    total = sum(scores.values()) + outside
+    assert found == pytest.approx({t: score / total for t, score in scores.items()}, rel=1e-6)
+
+
+def test_an_unknown_token_leaves_the_lattice_as_it_is() -> None:
+    q, weights = random_lattice(0), Weights(exponents=[[1.0, 0.6, 0.6, 0.6]] * 8)
+    pool = pool_of(0, experts=[], weights=weights)
+    found = everything(pool, pool.step(pool.start(), V - 1))
+    assert found == pytest.approx(dict(zip(q.tokens[1].tolist(), np.exp(q.logp[1]).tolist(), strict=True)), rel=1e-5)
+
+
+def test_opinions_are_mixed_by_their_shares() -> None:
+    pool = Pool(3, None, None, [TreeExpert(branches(), 1)], Weights(), D)
+    assert everything(pool, pool.start()) == pytest.approx({4: 0.5 * 0.6, 5: 0.5 * 0.3}, rel=1e-5)
+    assert everything(pool, pool.step(pool.start(), 4)) == pytest.approx({4: 0.25, 5: 0.5 / 3}, rel=1e-5)
+    assert not everything(pool, pool.step(pool.start(), 9)), "it knows nothing of that path"
+
+
+def slow_growth(pool: Pool, root: int, n: int) -> list[tuple[float, tuple[int, ...]]]:
+    """Best-first growth by its definition: of all children of the nodes taken so far, take the likeliest."""
+    taken, front = [((), 1.0, pool.start())], []
+    while len(taken) <= n:
+        path, mass, place = taken[-1]
+        front += [(mass * p, (*path, token), pool.step(place, token)) for token, p in everything(pool, place).items()]
+        if not front or max(front, key=lambda node: node[0])[0] < FAINT:
+            break
+        best = max(front, key=lambda node: node[0])
+        front.remove(best)
+        taken.append((best[1], best[0], best[2]))
+    return [(mass, path) for path, mass, _ in taken[1:]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 30))
+def test_growth_is_best_first(seed: int, n: int) -> None:
+    tree = grow(pool_of(seed), 3, n)
+    expected = slow_growth(pool_of(seed), 3, n)
+    assert len(tree) == len(expected)
+    np.testing.assert_allclose(tree.mass[1:], [mass for mass, _ in expected], rtol=1e-5)
+    found = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, len(tree) + 1)}
+    assert found == {path for _, path in expected}
+    assert (np.diff(tree.mass) <= 0).all() and len(tree.sources) == len(tree.tokens)
+
+
+def test_chains_and_beams_of_a_conditional_draft() -> None:
+    one = chain(pool_of(1), 3, D)
+    assert one.is_chain and len(one) <= D
+    pool, place = pool_of(1), pool_of(1).start()
+    for token in one.tokens[1:]:
+        assert token == next(pool.children(place))[1]
+        place = pool.step(place, int(token))
+    wide = beam(pool_of(1), 3, 2, 3)
+    assert all((wide.depths == d).sum() == 2 for d in (1, 2, 3)) and (np.diff(wide.mass) <= 0).all()
+
+
+def test_sources_follow_prefixes_and_cuts() -> None:
+    tree = grow(pool_of(2), 3, 12)
+    assert set(tree.sources[1:]) <= {0, 1, 2} and len(set(tree.sources[1:])) > 1
+    np.testing.assert_array_equal(tree[:5].sources, tree.sources[:6])
+    np.testing.assert_array_equal(tree.up_to_depth(1).sources, tree.sources[tree.depths <= 1])
+
+
+def likelihood(pool: Pool, chosen: list[int]) -> float:
+    place, total = pool.start(), 0.0
+    for token in chosen:
+        total += math.log(everything(pool, place).get(token, 1e-4))
+        place = pool.step(place, token)
+    return total
+
+
+def test_learning_raises_the_likelihood_of_what_is_chosen() -> None:
+    weights, chosen = Weights(), [int(t) for t in random_lattice(5).tokens[:, 2]]
+    before = likelihood(pool_of(5, weights=weights), chosen)
+    for _ in range(50):
+        pool_of(5, weights=weights).learn(chosen)
+    assert likelihood(pool_of(5, weights=weights), chosen) > before
+
+
+def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
+    """Against finite differences, for a token that the table knows."""
+    chosen = int(random_lattice(7).tokens[0, 0])
+
+    def log_p(a: float, b: float) -> float:
+        weights = Weights(exponents=[[a, b, b, b] for _ in range(8)])
+        return math.log(everything(pool_of(7, experts=[], weights=weights), (0, 3, ()))[chosen])
+
+    weights, h = Weights(), 1e-5
+    a, b = weights.exponents[0][:2]
+    slopes = [(log_p(a + h, b) - log_p(a - h, b)) / (2 * h), (log_p(a, b + h) - log_p(a, b - h)) / (2 * h)]
+    pool_of(7, experts=[], weights=weights).learn([chosen])
+    moved = np.array(weights.exponents[0][:2]) - [a, b]
+    assert np.sign(moved).tolist() == np.sign(slopes).tolist()
+    assert moved[1] == pytest.approx(0.02 * np.clip(slopes[1], -2, 2), rel=1e-3), "a steep slope is cut"
+
+
+def test_what_is_worthless_is_switched_off() -> None:
+    """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone."""
+    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling(97)]), np.random.default_rng(0)
+    state, root, alone = made.open(8), 0, []
+    for _ in range(600):
+        alone.append(isinstance(made.draft([Request(state, root, 97)])[0], Lattice))
+        right = made.parts[0].propose([*state.states[0], root], 97)
+        p = np.exp(right.logp[0].astype(np.float64))
+        chosen = int(rng.choice(right.tokens[0], p=p / p.sum()))
+        made._recycling.table.learn([root], np.array([[(chosen + 1) % 97]]), np.array([[0.9]], np.float32))
+        made.extend(state, [root], None)
+        root = chosen
+    assert not any(alone[:50]) and np.mean(alone[-300:]) > 0.5
+
+
+def test_the_table_holds_averages_of_what_was_seen() -> None:
+    table = Successors(5)
+    table.learn([1], np.array([[2, 3]]), np.array([[0.6, 0.4]], np.float32))
+    table.learn([1], np.array([[2, 4]]), np.array([[0.2, 0.8]], np.float32))
+    assert table.of(1) == (2, pytest.approx({2: 0.4, 3: 0.2, 4: 0.4}))
+    assert table.of(0) == (0, {})
+
+
+def test_recycling_learns_every_verified_node() -> None:
+    made = registry.drafter("recycling", tiny_target())
+    made.learn([5, 6], torch.eye(97)[:2] * 9)
+    seen, followers = made._recycling.table.of(6)
+    assert seen == 1 and max(followers, key=followers.get) == 1
+    with pytest.raises(BadInput, match="no parameter"):
+        registry.drafter("recycling:3", tiny_target())
+
+
+@pytest.mark.parametrize("specs", [[], ["none", "ngram"], ["ngram", "ngram"]])
+def test_drafters_that_cannot_be_pooled(specs: list[str]) -> None:
+    with pytest.raises(BadInput, match="drafters"):
+        registry.drafter(specs, tiny_target())
+
+
+def test_each_drafter_gets_the_taps_of_its_own_layers() -> None:
+    parts = [Noisy("a", tap_layers=(2, 0)), Noisy("b", tap_layers=(1,)), Noisy("c")]
+    made, got = Pooled(parts), []
+    for part in parts:
+        part.extend = lambda state, tokens, taps: got.append(None if taps is None else taps.tolist())
+    assert made.tap_layers == (2, 0, 1)
+    made.extend(made.open(8), [4], torch.tensor([[20.0, 21, 0, 1, 10, 11]]))
+    assert got == [[[20, 21, 0, 1]], [[10, 11]], None]
