@@ -179,12 +179,14 @@ def frequent_tokens(texts: Sequence[Text], vocab: int, wanted: str) -> NDArray[n
     """The tokens of a trimmed head in rising order; None for all of them.
 
     `wanted` is `all`, a number of tokens, or `auto`: the fewest that make up 99.9 % of what the target wrote,
-    or all where that would save less than half of the head.
+    or all where that would save less than half of the head. A number larger than that of the tokens written is filled
+    with those of the prompts, then with low ids, which most tokenizers give to what is frequent.
     """
     if wanted == "all":
         return None
     counts = np.bincount(np.concatenate([t.tokens[t.prompt :] for t in texts]), minlength=vocab)
-    order = np.argsort(-counts, kind="stable")
+    asked = np.bincount(np.concatenate([t.tokens[: t.prompt] for t in texts]), minlength=vocab)
+    order = np.lexsort((np.arange(vocab), -asked, -counts))
     if wanted == "auto":
         covered = np.cumsum(counts[order]) / counts.sum()
         keep = 1 + int(np.searchsorted(covered, 0.999))

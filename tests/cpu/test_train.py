@@ -628,4 +628,7 @@ def test_the_trimmed_head_holds_what_the_target_writes() -> None:
     texts = [Text(np.array([50, 51, *answer]), 2, 0.0, "x", 0)]
     assert data.frequent_tokens(texts, 1000, "auto").tolist() == [5, 7]
     assert data.frequent_tokens(texts, 1000, "1").tolist() == [5]
-    assert data.frequent_tokens(texts, 1000, "all") is None and data.frequent_tokens(texts, 3, "auto") is None
+    assert data.frequent_tokens(texts, 1000, "7").tolist() == [0, 1, 5, 7, 8, 50, 51]
+    assert data.frequent_tokens(texts, 1000, "all") is None
+    few = [Text(np.array([0, 1, 2]), 1, 0.0, "x", 0)]
+    assert data.frequent_tokens(few, 3, "auto") is None  # nothing worth saving
