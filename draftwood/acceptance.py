@@ -27,6 +27,7 @@ MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
+HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
 class AcceptanceModel:
@@ -66,7 +67,16 @@ class AcceptanceModel:
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
         n = min(round(float(shares @ sizes)), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        return Outlook(float(expected * costs.plain_s / seconds), self._idle)
+        others = costs.requests - 1  # that share the round: each of them emits at least one token
+        return Outlook(float((others + expected) / (others + 1) * costs.plain_s / seconds), self._idle)
+
+    def child(self) -> AcceptanceModel:
+        """A model of one request in a batch: it starts from here, and soon knows its own text better."""
+        model = AcceptanceModel()
+        model.weights = self.weights.copy()
+        model._information = PRIOR + HERITAGE * (self._information - PRIOR)
+        model._recent, model._shares, model._idle = self._recent.copy(), self._shares.copy(), self._idle
+        return model
 
     def _remember(self, features: Array) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause

@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 from draftwood.accept import Verdict
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
-from draftwood.policies.base import Costs, Policy
+from draftwood.policies.base import Costs, Joint, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Rounds
+from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree, chain_tree, root_only
+from draftwood.tree import Floats, Lattice, Tree, chain_tree, root_only
 
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
+
+MOST_TOGETHER = 1024  # nodes of all requests in one round
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
 
@@ -96,15 +98,13 @@ class Batch:
     def _begin(self) -> _Begun:
         start, clock = time.perf_counter(), Clock()
         chunks, writing = self._chunks(), [request for request in self.requests if not request.reads]
+        beside = max(len(writing) - 1, 0) + sum(chunk.size for chunk in chunks)
         with clock("choose"):
-            costs = self._costs(writing, sum(chunk.size for chunk in chunks))
+            costs = self._costs(writing, beside)
             drafts = [self._drafts(request, costs[request.policy]) for request in writing]
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
-            trees = [
-                _choose(request, proposal.tree if proposal else root_only(request.root), costs[request.policy])
-                for request, proposal in zip(writing, proposed, strict=True)
-            ]
+            trees = self._choose(writing, proposed, costs, beside)
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
         grown_from = [proposal.draft if proposal else None for proposal in proposed]
@@ -121,23 +121,55 @@ class Batch:
                 room -= len(chunk)
         return chunks
 
-    def _costs(self, writing: Sequence[Request], chunk_tokens: int) -> dict[Policy, Costs]:
-        """For each policy what a request's tree costs beside all the others' roots and chunks."""
-        beside = len(writing) - 1 + chunk_tokens
+    def _costs(self, writing: Sequence[Request], beside: int) -> dict[Policy, Costs]:
+        """For each policy what a request's tree costs beside the others' roots and chunks."""
         context = _mean_context(writing)
-        return {policy: self._price(policy, context, len(writing), beside) for policy in {r.policy for r in writing}}
+        policies = {request.policy for request in writing}
+        return {policy: self._price(policy, policy.n_max, context, len(writing), beside) for policy in policies}
 
-    def _price(self, policy: Policy, context: int, requests: int, beside: int) -> Costs:
+    def _price(self, policy: Policy, n_max: int, context: int, requests: int, beside: int) -> Costs:
         widths, latency = self._rounds.widths, self._latency_of(requests)
         if policy.convex and self._offline:
-            return self._offline.costs(policy.n_max + beside, context).beside(beside)
+            return self._offline.costs(n_max + beside, context).beside(beside, requests)
         if widths is None:
-            return latency.costs(policy.n_max + beside, context).beside(beside)
+            return latency.costs(n_max + beside, context).beside(beside, requests)
         costs = latency.costs(widths[-1] - 1, context)
         return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
 
     def _drafts(self, request: Request, costs: Costs) -> bool:
-        return self._has_drafter and request.remaining > 1 and request.policy.drafts(request.acceptance.outlook(costs))
+        if not self._has_drafter or request.remaining <= 1:
+            return False
+        model = request.own if costs.requests > 1 else request.acceptance
+        return request.policy.drafts(model.outlook(costs.share()))
+
+    def _choose(
+        self,
+        writing: Sequence[Request],
+        proposed: Sequence[Proposal | None],
+        costs: Mapping[Policy, Costs],
+        beside: int,
+    ) -> list[Tree]:
+        """What to verify of each request's tree: for all together where the policy can, else one by one."""
+        trees = [
+            proposal.tree if proposal else root_only(request.root)
+            for request, proposal in zip(writing, proposed, strict=True)
+        ]
+        alone = len(writing) == 1
+        masses = [_mass(request, tree, alone) for request, tree in zip(writing, trees, strict=True)]
+        groups: dict[Joint, list[int]] = {}
+        sizes = [0] * len(trees)
+        for i, request in enumerate(writing):
+            if isinstance(request.policy, Joint) and not alone:
+                groups.setdefault(request.policy, []).append(i)
+            else:
+                sizes[i] = request.policy.choose(masses[i], costs[request.policy])
+        for policy, members in groups.items():
+            nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
+            taken = beside + sum(sizes)
+            price = self._price(writing[members[0]].policy, nodes, _mean_context(writing), len(writing), taken)
+            for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
+                sizes[i] = n
+        return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
 
     # --- accept, commit, observe -------------------------------------------------------------------------
     def _end(self, begun: _Begun) -> dict[Request, Step]:
@@ -171,6 +203,8 @@ class Batch:
         for part, record in zip(parts, records, strict=True):
             if record is not None:
                 part.request.acceptance.observe(record)
+                if len(writing) > 1:
+                    part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = replace(records[0], context=context, n=nodes, drafted=drafted, padding=width - 1 - nodes)
             latency.observe(whole if len(parts) > 1 else records[0])
@@ -196,10 +230,10 @@ class Batch:
         return step
 
 
-def _choose(request: Request, tree: Tree, costs: Costs) -> Tree:
-    policy, mass = request.policy, tree.mass[1:]
-    mass = request.acceptance.calibrate(mass, tree.depths[1:]) if policy.calibrated else mass
-    return tree[: policy.choose(mass, costs)]
+def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
+    """What the request's policy is told of a tree's nodes."""
+    mass, model = tree.mass[1:], request.acceptance if alone else request.own
+    return model.calibrate(mass, tree.depths[1:]) if request.policy.calibrated else mass
 
 
 def _record(

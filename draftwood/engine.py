@@ -123,7 +123,8 @@ class Engine:
         end = min(self.target.context_limit, len(prompt) + max_new_tokens)
         kind = policy.name, temperature_bucket(sampling.temperature)
         acceptance = self._acceptance.setdefault(kind, AcceptanceModel())
-        return Request(Sampler(sampling, prompt, rule), len(prompt), end, policy, acceptance, stop_ids)
+        sampler = Sampler(sampling, prompt, rule)
+        return Request(sampler, len(prompt), end, policy, acceptance, acceptance.child(), stop_ids)
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise BadInput for a request that cannot be served."""

@@ -19,7 +19,8 @@ class Request:
     prompt: int  # tokens of the prompt
     end: int  # tokens that prompt and answer may have together
     policy: Policy
-    acceptance: AcceptanceModel
+    acceptance: AcceptanceModel  # of requests of its kind
+    own: AcceptanceModel  # of its own text, which counts where requests compete
     stop_ids: frozenset[int] = frozenset()
     filled: int = 0  # tokens in the caches
     finished: bool = False

@@ -6,6 +6,7 @@ Policies are pure: numpy in, a number out. What is learned from round to round l
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -24,6 +25,7 @@ class Costs:
     draft_s: float  # T_draft: the drafter's pass
     aux_s: NDArray[np.float64]  # [n_max + 1] T_aux(n): grow + choose + accept + commit + observe
     verify_s: NDArray[np.float64]  # [n_max + 1] T_verify(1 + n, context)
+    requests: int = 1  # that share the round
 
     def round_s(self) -> NDArray[np.float64]:
         """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
@@ -34,12 +36,20 @@ class Costs:
         ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
         return replace(self, verify_s=self.verify_s[ran - 1])
 
-    def beside(self, tokens: int) -> Costs:
-        """The same for one request of several, whose forward holds `tokens` of the others."""
+    def beside(self, tokens: int, requests: int = 1) -> Costs:
+        """The same for nodes of a batch whose forward holds `tokens` besides. Drafts are those of all requests."""
         if not tokens:
             return self
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
-        return replace(self, plain_s=plain_s, aux_s=self.aux_s[:-tokens], verify_s=self.verify_s[tokens:])
+        return Costs(plain_s, self.draft_s, self.aux_s[:-tokens], self.verify_s[tokens:], requests)
+
+    def share(self) -> Costs:
+        """What one request of the batch adds to a plain round: its part of what drafting takes."""
+        if self.requests == 1:
+            return self
+        plain_host = self.plain_s - float(self.verify_s[0])
+        aux_s = plain_host + (self.aux_s - plain_host) / self.requests
+        return replace(self, draft_s=self.draft_s / self.requests, aux_s=aux_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +99,11 @@ class Policy(Protocol):
     def choose(self, mass: Floats, costs: Costs) -> int:
         """How many of the `len(mass)` nodes to verify; `mass` [N] excludes the root."""
         ...
+
+
+class Joint(ABC):
+    """A policy that can choose for several requests at once."""
+
+    @abstractmethod
+    def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
+        """How many nodes of each request to verify; costs are indexed by the nodes of all of them together."""

@@ -6,6 +6,7 @@ drafter. `bastion:paper` is the authors' released stopping rule, for comparison.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +14,16 @@ import numpy as np
 
 from draftwood.grow import Growth
 from draftwood.policies import argument as read
-from draftwood.policies.base import Costs, Outlook, Policy
+from draftwood.policies.base import Costs, Joint, Outlook, Policy
 from draftwood.tree import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Bastion:
-    """The smallest n with the largest (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n))."""
+class Bastion(Joint):
+    """The smallest n with the largest (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n)).
+
+    In a batch the requests' nodes stand in one line by mass, and n is how many of it are verified.
+    """
 
     calibrated: ClassVar[bool] = True
     convex: ClassVar[bool] = False
@@ -27,6 +31,7 @@ class Bastion:
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
     toll: float = 0.01  # the share of time that probing an unprofitable drafter may cost
+    fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
     @classmethod
     def parse(cls, argument: str | None) -> Policy:
@@ -67,6 +72,20 @@ class Bastion:
             return int(np.argmax(rate))
         nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
         return int(nodes[np.argmax(rate[nodes])])
+
+    def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
+        # A calibrated mass may be above the one before it; the nodes of a tree still come in their order.
+        keys = np.concatenate([np.minimum.accumulate(mass) for mass in masses])
+        line = np.argsort(-keys, kind="stable")[: len(costs.verify_s) - 1]
+        owner = np.repeat(np.arange(len(masses)), [len(mass) for mass in masses])[line]
+        mass = np.concatenate(masses)[line].astype(np.float64)
+        seconds = costs.round_s()[: 1 + len(line)]
+        rate = np.cumsum([costs.requests, *mass]) / seconds
+        own = np.cumsum(np.where(owner == np.arange(len(masses))[:, None], mass, 0.0), axis=1)  # [B, N]
+        slowest = 1 + (own.min(axis=0) if len(masses) == costs.requests else 0.0 * mass)
+        fair = np.append(True, slowest * costs.plain_s >= self.fairness * seconds[1:])
+        n = int(np.argmax(np.where(fair, rate, 0.0)))
+        return [int(count) for count in np.bincount(owner[:n], minlength=len(masses))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,137 @@
+"""Batches: who is in, who waits, and how a round's nodes are shared out. That texts stay the same: conformance."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from draftwood import registry
+from draftwood.batch import CHUNK_BESIDE
+from draftwood.engine import Engine
+from draftwood.latency import LatencyModel, Machine
+from draftwood.policies.base import Costs
+from draftwood.policies.bastion import Bastion
+from draftwood.target import Target
+from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
+
+PROMPT = [(11 * i + 5) % 97 for i in range(13)]
+
+
+def engine(target: Target, drafter, policy: str = "bastion") -> Engine:
+    latency = LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+    return Engine(target, drafter, registry.policy(policy), latency, backend="host")
+
+
+def costs(draft_s: float, per_token: float, nodes: int, requests: int) -> Costs:
+    verify = 1.0 + per_token * np.arange(nodes + requests)
+    return Costs(1.0, draft_s, np.zeros_like(verify), verify).beside(requests - 1, requests)
+
+
+class Known:
+    """A latency model that learns nothing: a token costs a twentieth of a plain step, a draft a fifth of it."""
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        verify = 1.0 + 0.05 * np.arange(1 + n_max)
+        return Costs(1.0, 0.2, np.zeros_like(verify), verify)
+
+    def predict(self, *_: object) -> dict[str, float]:
+        return {}
+
+    def observe(self, round: object) -> None: ...
+
+
+def best_by_definition(masses: list[np.ndarray], price: Costs, fairness: float) -> float:
+    """The best rate over all ways to take a prefix of each tree."""
+    best = 0.0
+    for sizes in itertools.product(*(range(len(mass) + 1) for mass in masses)):
+        seconds = price.round_s()[sum(sizes)]
+        tokens = [1 + mass[:n].sum() for mass, n in zip(masses, sizes, strict=True)]
+        if sum(sizes) == 0 or min(tokens) * price.plain_s >= fairness * seconds:
+            best = max(best, sum(tokens) / seconds)
+    return best
+
+
+@pytest.mark.parametrize("per_token", [0.0, 0.05, 0.2, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shared_budget_is_the_best_there_is(per_token: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    masses = [np.sort(rng.random(n).astype(np.float32))[::-1] for n in (4, 5, 3)]
+    price = costs(0.1, per_token, 12, 3)
+    sizes = Bastion().share(masses, price)
+    tokens = sum(1 + mass[:n].sum() for mass, n in zip(masses, sizes, strict=True))
+    found = tokens / price.round_s()[sum(sizes)]
+    assert found == pytest.approx(best_by_definition(masses, price, Bastion().fairness), rel=1e-6)
+
+
+def test_one_request_gets_what_it_would_choose_alone() -> None:
+    mass = np.array([0.9, 0.7, 0.5, 0.2, 0.1], np.float32)
+    price = costs(0.1, 0.1, 5, 1)
+    assert Bastion().share([mass], price) == [Bastion().choose(mass, price)]
+
+
+def test_hopeless_drafts_get_nothing_while_others_speculate() -> None:
+    good, bad = np.array([0.9, 0.85, 0.8], np.float32), np.array([0.01, 0.01], np.float32)
+    sizes = Bastion().share([good, bad], costs(0.0, 0.05, 5, 2))
+    assert sizes[0] == 3 and sizes[1] == 0
+
+
+def test_nobody_pays_too_much_for_the_others() -> None:
+    """One request with splendid drafts would stretch every round; the other keeps half of its plain speed."""
+    good, bad = np.full(60, 0.99, np.float32), np.zeros(0, np.float32)
+    price = costs(0.0, 0.05, 60, 2)
+    n = Bastion().share([good, bad], price)[0]
+    assert Bastion(fairness=0.0).share([good, bad], price)[0] > n > 0
+    assert price.round_s()[n] <= price.plain_s / Bastion().fairness
+
+
+def test_one_request_falls_back_while_another_speculates() -> None:
+    """The drafter knows one text and is wrong about the other: after some trials only the one is drafted for."""
+    target = tiny_target()
+    plain = engine(target, None, "autoregressive")
+    truth = [t for s in plain.run(PROMPT, 230) for t in s.tokens]
+    made = engine(target, Truthful("truthful", truth=PROMPT + truth, slip=1000))
+    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    batch = made.batch()
+    known, unknown = made.request(PROMPT, 230), made.request(PROMPT[::-1], 230)
+    batch.join(known)
+    batch.join(unknown)
+    drafted: dict = {known: [], unknown: []}
+    while len(batch.requests) == 2:
+        for request, step in batch.round().items():
+            if step.round:
+                drafted[request].append(step.round.n)
+    assert min(drafted[known]) > 0 and drafted[unknown][0] > 0
+    assert drafted[unknown][-10:].count(0) > 5
+
+
+def test_prompts_are_read_in_chunks_beside_trees() -> None:
+    target = tiny_target(max_position_embeddings=2048)
+    made = engine(target, Noisy("noisy"), "ddtree:3")
+    batch = made.batch()
+    writer, reader = made.request(PROMPT, 50), made.request(PROMPT * 50, 2)
+    batch.join(writer)
+    batch.round()
+    batch.join(reader)
+    rounds = 0
+    while reader.reads:
+        steps = batch.round()
+        rounds += 1
+        assert writer in steps, "who writes is not held up"
+    assert rounds == -(-len(PROMPT) * 50 // CHUNK_BESIDE)
+
+
+def test_leaving_gives_memory_back() -> None:
+    target = tiny_target()
+    drafter = tiny_dflash(target)
+    made = engine(target, drafter)
+    batch = made.batch()
+    requests = [made.request(PROMPT, 30) for _ in range(3)]
+    for request in requests:
+        batch.join(request)
+    batch.round()
+    batch.leave(requests[1])
+    assert len(batch._rounds._prefixes) == 2 and len(batch.requests) == 2  # type: ignore[attr-defined]
+    batch.close()
+    assert not batch._rounds._prefixes and not batch.requests  # type: ignore[attr-defined]
