@@ -36,6 +36,11 @@ class Request:
         return self.filled < self.prompt
 
     @property
+    def capacity(self) -> int:
+        """Slots that it may need in the caches."""
+        return self.end + 1 + self.policy.n_max
+
+    @property
     def remaining(self) -> int:
         return self.end - len(self.sampler.tokens)
 

@@ -112,8 +112,8 @@ class HostRounds:
         self._verified: tuple[Sequence[Part], Verified] | None = None
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
-        capacity = request.end + 1 + request.policy.n_max
         if prefix is None:
+            capacity = request.capacity
             require_request(self._target, self._drafter, capacity, 1 + request.policy.n_max)
             state = self._drafter.open(capacity) if self._drafter else None
             prefix = Prefix(self._target.new_row(capacity), state)

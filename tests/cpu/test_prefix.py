@@ -1,0 +1,96 @@
+"""The prefix cache: a hit gives the text and the drafts of a miss, and memory stays within its bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwood import registry
+from draftwood.engine import Engine
+from draftwood.latency import LatencyModel, Machine
+from draftwood.prefix import LEAST, PrefixCache, common
+from draftwood.request import Request
+from draftwood.sampling import Sampling
+from draftwood.target import Target
+from tests.reference import tiny_dflash, tiny_target
+
+SYSTEM = [(11 * i + 5) % 97 for i in range(40)]
+
+
+def engine(target: Target, drafter) -> Engine:
+    latency = LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+    return Engine(target, drafter, registry.policy("ddtree:7"), latency, backend="host")
+
+
+def write(made: Engine, cache: PrefixCache, request: Request) -> tuple[list[int], list[object]]:
+    """The answer, and what was drafted for it."""
+    batch, text, drafts = made.batch(cache.keep), [], []
+    batch.join(request, cache.find(request))
+    while not request.finished:
+        for step in batch.round().values():
+            text += step.tokens
+            drafts += [step.tree.tokens.tolist()] if step.tree else []
+    return text, drafts
+
+
+@pytest.mark.parametrize("name", ["dflash", "ngram", "none"])
+@pytest.mark.parametrize("of", ["llama", "qwen3_sliding"])
+def test_a_hit_is_a_miss_that_reads_less(name: str, of: str) -> None:
+    target = tiny_target(of)
+    drafter = tiny_dflash(target) if name == "dflash" else registry.drafter(name, target)
+    made, cache, cold = engine(target, drafter), PrefixCache(drafter, 1000), PrefixCache(drafter, 0)
+    turns, history = [[7, 8, 9], [3], list(range(20))], list(SYSTEM)
+    for turn, sampling in zip(turns, (Sampling(), Sampling(1.0, seed=3), Sampling()), strict=True):
+        history += turn
+        warm, fresh = made.request(history, 12, sampling), made.request(history, 12, sampling)
+        expected = write(made, cold, fresh)
+        assert write(made, cache, warm) == expected, "the drafter's state is as warm as the target's"
+        history += expected[0]
+    saved = cache.counts.hits
+    assert saved > len(SYSTEM) and cold.counts.hits == 0
+    other = made.request([*SYSTEM, 50, 51], 12)
+    assert write(made, cache, other) == write(made, cold, made.request([*SYSTEM, 50, 51], 12))
+    assert cache.counts.hits == saved + len(SYSTEM), "texts that go on differently share their beginning"
+
+
+def test_a_prompt_that_is_known_to_its_end_still_gives_logits() -> None:
+    target = tiny_target()
+    made, cache = engine(target, None), PrefixCache(None, 1000)
+    first = write(made, cache, made.request(SYSTEM, 5))
+    assert write(made, cache, made.request(SYSTEM, 5)) == first
+    assert cache.counts.hits == len(SYSTEM) - 1
+
+
+def test_what_was_not_used_for_the_longest_time_goes_first() -> None:
+    target = tiny_target()
+    made, cache = engine(target, None), PrefixCache(None, 100)
+    texts = [[i] * 40 for i in (1, 2)]
+    for text in (*texts, texts[0], [3] * 40):
+        write(made, cache, made.request(text, 1))
+        assert cache.tokens <= 100
+    assert cache.find(made.request([*texts[0], 5], 1)) is not None
+    assert cache.find(made.request([*texts[1], 5], 1)) is None
+
+
+def test_one_text_is_kept_once() -> None:
+    target = tiny_target()
+    made, cache = engine(target, None), PrefixCache(None, 1000)
+    for _ in range(3):
+        write(made, cache, made.request(SYSTEM, 6))
+    assert cache.tokens == len(SYSTEM) + 5
+    write(made, cache, made.request(SYSTEM, 9))
+    assert cache.tokens == len(SYSTEM) + 8, "the longer text replaces its beginning"
+
+
+def test_short_and_oversized_texts_are_not_kept() -> None:
+    target = tiny_target()
+    made, cache = engine(target, None), PrefixCache(None, 30)
+    write(made, cache, made.request(SYSTEM, 5))
+    write(made, cache, made.request(SYSTEM[: LEAST - 3], 2))
+    assert cache.tokens == 0
+    cache.shrink(0)
+
+
+def test_common_beginnings() -> None:
+    a = np.array([1, 2, 3])
+    assert common(a, np.array([1, 2, 4, 5])) == 2 and common(a, a) == 3 and common(a, a[:0]) == 0
