@@ -36,7 +36,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": dict(head_dim=16),
     "mistral": SLIDING,
     "gemma": dict(head_dim=8),
-    "gemma2": dict(**SLIDING, query_pre_attn_scalar=8, head_dim=8, final_logit_softcapping=5.0),
+    "gemma2": dict(  # older transformers take SDPA by default, which knows no soft cap
+        **SLIDING, query_pre_attn_scalar=8, head_dim=8, final_logit_softcapping=5.0, attn_implementation="eager"
+    ),
     "gemma3_text": dict(**SLIDING, query_pre_attn_scalar=8, head_dim=8),
     "phi": {},
     "phi3": SLIDING,
