@@ -32,6 +32,9 @@ Drafter = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
 TargetPath = Annotated[str, typer.Option(help="How the target runs: auto, lean or universal.")]
+WidthInvariant = Annotated[
+    bool, typer.Option("--width-invariant", help="The same bits in bf16 on a GPU whatever is verified; slower.")
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
@@ -72,6 +75,7 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    width_invariant: WidthInvariant = False,
     as_json: Json = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
@@ -95,6 +99,7 @@ def generate(
         dtype=dtype,
         device=device,
         target_path=target_path,
+        width_invariant=width_invariant,
         trust_remote_code=trust_remote_code,
     )
     stream = llm.stream(text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling)
@@ -146,6 +151,7 @@ def bench(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    width_invariant: WidthInvariant = False,
     target: Target = None,
     drafter: Drafter = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
@@ -165,6 +171,7 @@ def bench(
         dtype=dtype,
         device=device,
         target_path=target_path,
+        width_invariant=width_invariant,
         target=target,
         drafter=drafter or None,
         out=out,
@@ -196,6 +203,7 @@ def bench_gpu(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    width_invariant: WidthInvariant = False,
     out: Annotated[Path | None, typer.Option(help="Folder for groups.jsonl, summary.json and gpu.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
 ) -> None:
@@ -214,6 +222,7 @@ def bench_gpu(
         budget_s=budget,
         device=device,
         dtype=dtype,
+        width_invariant=width_invariant,
         out=out,
         json=as_json,
     )

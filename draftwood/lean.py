@@ -8,6 +8,7 @@ need logits. Equal to the universal path up to rounding; models of any other sha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from draftwood.native.forward import declines as native_declines
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
+from draftwood.uniform import UniformLinear
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LEAST_ROWS = 4  # oneDNN's products of 1 to 3 rows take longer than those of 4
@@ -56,9 +58,12 @@ class Lean:
 
     name = "lean"
 
-    def __init__(self, model: PreTrainedModel, pack: bool = False) -> None:
-        """`pack` the weights for a CPU, projections of one input together: for models of our own."""
-        self.model, self._packed = model, pack
+    def __init__(self, model: PreTrainedModel, pack: bool = False, invariant: bool = False) -> None:
+        """`pack` the weights for a CPU, projections of one input together: for models of our own.
+
+        `invariant`: on a GPU, too, a token gets the same bits whatever is verified beside it. A CPU does that anyway.
+        """
+        self.model, self._packed, self.invariant = model, pack, invariant
         config, decoder = model.config, model.model
         self.shape = Shape(
             config.num_attention_heads,
@@ -79,6 +84,7 @@ class Lean:
         if self._packed:
             pack_linears(self.model)
         self.native = self._operators()
+        self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
         fused = fuse_packed if self._packed else fuse
@@ -136,6 +142,7 @@ class Lean:
         self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         if isinstance(self.native, Native):
             return self._verify_natively(self.native, plan, cache)
+        plan = replace(plan, alone=self.invariant)
         return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), plan.wanted)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, wanted: Tensor | None = None) -> Verified:
@@ -144,12 +151,13 @@ class Lean:
         hidden = x.shape[1]
         taps = x.new_empty(len(x), len(self._taps) * hidden) if self._taps else None
         cos, sin = self.rotary.at(positions)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self._uniform):
             x = layer.run(x, cos, sin, self.shape, partial(attend, i))
             if taps is not None and i in self._taps:
                 taps[:, self._taps[i] * hidden : (self._taps[i] + 1) * hidden] = x
         x = norm(x if wanted is None else x[wanted], self.model.model.norm.weight, self.shape.norm_eps)
-        return Verified(self.model.lm_head(x), taps)
+        head = UniformLinear(self.model.lm_head) if self.invariant else self.model.lm_head
+        return Verified(head(x), taps)
 
     def _operators(self) -> Native | str:
         """The compiled operators, or why there are none."""
@@ -195,6 +203,17 @@ class Lean:
             return attend_invariantly(q, keys, values, plan, self._log2_scale, self.windows[layer])
         seen = attend_slots(q.transpose(0, 1), keys, values, plan, self.scale, self.windows[layer])
         return seen.flatten(1)
+
+
+def uniform(layer: Layer) -> Layer:
+    """The same layer with products of a fixed number of rows."""
+    return replace(
+        layer,
+        qkv=UniformLinear(layer.qkv),
+        output=UniformLinear(layer.output),
+        gate_up=UniformLinear(layer.gate_up),
+        down=UniformLinear(layer.down),
+    )
 
 
 def window(model: PreTrainedModel, layer: int) -> int | None:

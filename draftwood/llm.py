@@ -278,20 +278,22 @@ def load(
     device: str = "auto",
     target_path: str = "auto",
     trust_remote_code: bool = False,
+    width_invariant: bool = False,
 ) -> LLM:
     """Load a target and a drafter by folder or Hugging Face name.
 
     With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. Several drafters, as a list,
     propose together. Where none is named, `ngram` and `recycling`, which need no training and work for every model,
     draft alone or help. `drafter="none"` decodes plainly. `target_path` is auto (lean where the model allows it), lean
-    or universal: how the target's forward runs.
+    or universal: how the target's forward runs. `width_invariant`: on a GPU in bf16 or fp16, too, every policy writes
+    plain decoding's text to the bit; slower.
     """
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
     name = str(embedded_target()) if target is None else target
     if drafter is None:
         drafter = default_drafters(target is None, parse_device(device))
     weigh = partial(registry.drafter_bytes, drafter)
-    model = load_target(name, dtype, device, target_path, trust_remote_code, weigh)
+    model = load_target(name, dtype, device, target_path, trust_remote_code, weigh, width_invariant)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
 
 

@@ -30,6 +30,7 @@ def load_target(
     path: str = "auto",
     trust_remote_code: bool = False,
     drafter_bytes: Callable[[int], int] = lambda itemsize: 0,
+    width_invariant: bool = False,
 ) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
 
@@ -48,7 +49,7 @@ def load_target(
         need = load_need(config, kind, drafter_bytes(kind.itemsize))
         require(need, place, f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype")
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
-    return Target(model.to(place), name, path=path, pack=True)
+    return Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -50,21 +50,35 @@ class Sight:
     context: Tensor  # int32 [], committed slots before the segment
     depths: Tensor  # int32 [N]
     ancestors: Tensor | None  # int32 [N, ceil(N / 32)]: bit j % 32 of word j // 32; None: a chain
+    lineage: Tensor | None = None  # integers [N, C]: each node, its parent, …, the root, then 0; None: a chain
+    alone: bool = False  # a node must get the bits that plain decoding would give it
 
     @classmethod
-    def of(cls, part: Segment, device: torch.device) -> Sight:
-        """One copy to the device carries all of it."""
-        words = np.empty((0, 0), np.int32) if part.visible is None else pack_bits(part.visible)
-        flat = torch.from_numpy(np.concatenate([[part.context], part.depths, words.ravel()]).astype(np.int32))
+    def of(cls, part: Segment, device: torch.device, alone: bool = False) -> Sight:
+        """One copy to the device carries all of it; `alone` takes the lineage instead of bits."""
+        table = np.empty((0, 0), np.int32)
+        if part.visible is not None:
+            table = lineage_of(part.visible) if alone else pack_bits(part.visible)
+        flat = torch.from_numpy(np.concatenate([[part.context], part.depths, table.ravel()]).astype(np.int32))
         flat, end = flat.to(device), 1 + part.size
-        ancestors = None if part.visible is None else flat[end:].view(words.shape)
-        return cls(flat[0], flat[1:end], ancestors)
+        rows = None if part.visible is None else flat[end:].view(table.shape)
+        return cls(flat[0], flat[1:end], None if alone else rows, rows if alone else None, alone)
 
 
 def pack_bits(rows: Bools) -> NDArray[np.int32]:
     """`[N, M]` bools as `[N, ceil(M / 32)]` words, the first in the lowest bit."""
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32)))
     return np.packbits(padded, axis=1, bitorder="little").view("<i4")
+
+
+def lineage_of(visible: Bools) -> NDArray[np.int32]:
+    """`[N, C]`: what each row of `visible` sees, the last first (itself, its parent, …), then 0."""
+    sizes = visible.sum(1)
+    rows, seen = np.nonzero(visible)
+    line = np.zeros((len(visible), int(sizes.max())), np.int32)
+    rank = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    line[rows, sizes[rows] - 1 - rank] = seen
+    return line
 
 
 class Visibility(Protocol):
@@ -90,6 +104,7 @@ class Plan:
     segments: list[Segment]
     dtype: torch.dtype
     wanted: Tensor | None = None  # [W] tokens whose logits are asked for; None: all of them
+    alone: bool = False  # see `Sight`
     _masks: dict[tuple[int, int | None, int], Tensor | None] = field(default_factory=dict)
     _sights: dict[int, Sight] = field(default_factory=dict)
 
@@ -103,7 +118,7 @@ class Plan:
     def sight(self, index: int) -> Sight:
         """What segment `index` sees, for kernels that build no mask."""
         if index not in self._sights:
-            self._sights[index] = Sight.of(self.segments[index], self.tokens.device)
+            self._sights[index] = Sight.of(self.segments[index], self.tokens.device, self.alone)
         return self._sights[index]
 
     def _build(self, index: int, window: int | None, groups: int) -> Tensor | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftwood import lean
+from draftwood import attention, lean
 from draftwood.cache import KVCache, Row, stored
 from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.footprint import Footprint
@@ -57,21 +57,23 @@ class Target:
         tap_layers: Sequence[int] = (),
         path: str = "auto",
         pack: bool = False,
+        width_invariant: bool = False,
     ) -> None:
         """`path` is auto (lean where the model allows it), universal or lean. `pack` rearranges the weights for a CPU,
-        on which the model's own forward then runs, too: for models that nobody else uses.
+        on which the model's own forward then runs, too: for models that nobody else uses. With `width_invariant` a GPU
+        gives a token the same bits at every width and place in a tree, at some cost.
 
         Raises
         ------
         BadModel: it cannot be rewound, or does not follow a tree mask.
-        BadInput: an unknown path, or the lean one for a model of another shape.
+        BadInput: an unknown path, the lean one for a model of another shape, or bits that nothing here can keep.
         """
         self.model = model.eval()
         self.name = name
         self.config = model.config.get_text_config()
         refuse_unrewindable(self)
         self.weight_bytes = weight_bytes(model)
-        self.path = choose_path(model, name, path, pack)
+        self.path = choose_path(model, name, path, pack, width_invariant)
         self.path.attach()
         self.tap(tap_layers)
         check_tree_attention(self)
@@ -215,13 +217,27 @@ def check_path(asked: str) -> None:
         raise BadInput(f"target_path is {asked!r}; expected one of {', '.join(PATHS)}.{nearest(asked, PATHS)}")
 
 
-def choose_path(model: PreTrainedModel, name: str, asked: str, pack: bool) -> Path:
+def choose_path(model: PreTrainedModel, name: str, asked: str, pack: bool, invariant: bool) -> Path:
     """The lean path unless it is not wanted or declines the model."""
     check_path(asked)
     reason = lean.declines(model)
     if asked == "lean" and reason is not None:
         raise BadInput(f"{name} cannot take the lean path: {reason}; use target_path auto or universal.")
-    return Universal(model, name, pack) if asked == "universal" or reason is not None else lean.Lean(model, pack)
+    if asked == "universal" or reason is not None:
+        if invariant:
+            raise BadInput(f"{name} takes the universal path, which cannot be width-invariant; leave that out.")
+        return Universal(model, name, pack)
+    path = lean.Lean(model, pack, invariant)
+    if invariant and model.device.type == "cuda":
+        check_invariant(path, name)
+    return path
+
+
+def check_invariant(path: lean.Lean, name: str) -> None:
+    """Raise BadInput where the one attention that keeps bits on a GPU does not run."""
+    reason = attention.explain(path.model.device, path.model.dtype, path.shape.head_dim)["triton"]
+    if reason is not None:
+        raise BadInput(f"{name} cannot be width-invariant here: its attention would have to be Triton's, but {reason}.")
 
 
 def refuse_unrewindable(target: Target) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,6 +57,25 @@ class Case:
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
         return found
+
+    def alone(self) -> Tensor:
+        """The answer of the kernel that keeps bits, `[N, H, d]`."""
+        from draftwood.attention.triton_alone import attention_alone
+
+        sight = replace(self.plan, alone=True).sight(0)
+        return attention_alone(
+            self.query, self.keys, self.values, sight.context, sight.lineage, sight.depths, self.scale, self.window
+        )
+
+    def plain(self, node: int) -> Case:
+        """What plain decoding would have been asked at `node`: its ancestors committed, in order, and it alone."""
+        path = np.flatnonzero(self.tree.ancestors()[node])
+        last = self.context + len(path) - 1
+        keys, values = self.keys.clone(), self.values.clone()
+        for moved, states in ((keys, self.keys), (values, self.values)):
+            moved[:, self.context : last + 1] = states[:, self.context + path]
+            moved[:, last + 1 :] = torch.nan
+        return Case(root_only(0), last, self.query[node : node + 1], keys, values, self.window)
 
     def truth(self, backend: Backend = REFERENCE) -> Tensor:
         extent = self.context + len(self.tree) + 1

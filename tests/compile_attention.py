@@ -14,8 +14,13 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from draftwood.attention import triton_tree
+from draftwood.attention import triton_alone, triton_tree
 from tests.attention_cases import make_case, random_tree
+
+KERNELS = {
+    triton_tree: ("_attend_split", "_merge_splits"),
+    triton_alone: ("_attend_alone", "_merge_alone"),
+}
 
 
 class Absent:
@@ -49,12 +54,17 @@ class Compiled:
 
 def compile_for(architecture: int) -> dict[str, int]:
     triton.runtime.driver.set_active(Absent(architecture))
-    kernels = [Compiled(triton_tree._attend_split), Compiled(triton_tree._merge_splits)]
-    usual = triton_tree._attend_split, triton_tree._merge_splits
-    triton_tree._attend_split, triton_tree._merge_splits = kernels
+    named = [(module, name) for module, names in KERNELS.items() for name in names]
+    usual = [getattr(module, name) for module, name in named]
+    kernels = [Compiled(kernel) for kernel in usual]
+    for (module, name), kernel in zip(named, kernels, strict=True):
+        setattr(module, name, kernel)
     for nodes in (3, 8, 16, 33, 64):
-        make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40).attend()
-    triton_tree._attend_split, triton_tree._merge_splits = usual
+        case = make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40)
+        case.attend()
+        case.alone()
+    for (module, name), kernel in zip(named, usual, strict=True):
+        setattr(module, name, kernel)
     return dict(
         kernels=sum(len(kernel.found) for kernel in kernels),
         shared_bytes=max(bytes_ for kernel in kernels for bytes_ in kernel.found.values()),
@@ -62,5 +72,6 @@ def compile_for(architecture: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    triton_tree._product_format = lambda query: tl.bfloat16  # as on the device
+    for module in KERNELS:
+        module.product_format = lambda query: tl.bfloat16  # as on the device
     print(json.dumps({name: compile_for(int(name)) for name in sys.argv[1:]}))

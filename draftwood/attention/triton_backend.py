@@ -20,8 +20,6 @@ def declines(args: AttentionArgs) -> str | None:
     if not query.is_cuda:  # first and by itself: a CPU asks in every layer
         return "it runs on CUDA devices only"
     size, nodes = query.shape[-1], query.shape[-2]
-    if args.plan.ahead:
-        return "its programs stop at their last token, and these see later ones"
     if args.softcap is not None:
         return "it does not soft-cap scores"
     if args.sinks is not None:
@@ -53,14 +51,17 @@ def missing(device: torch.device) -> str | None:
 
 
 def attend(args: AttentionArgs) -> Tensor:
+    from draftwood.attention.triton_alone import attention_alone
     from draftwood.attention.triton_tree import tree_attention
 
     kv_heads, groups, _, _ = args.query.shape
     query = args.query.flatten(0, 1).transpose(0, 1)
     sight = args.sight
-    out = tree_attention(
-        query, args.key, args.value, sight.context, sight.ancestors, sight.depths, args.scale, args.window
-    )
+    at, how = (query, args.key, args.value, sight.context), (args.scale, args.window)
+    if sight.alone:
+        out = attention_alone(*at, sight.lineage, sight.depths, *how)
+    else:
+        out = tree_attention(*at, sight.ancestors, sight.depths, *how, ahead=args.plan.ahead)
     return out.transpose(0, 1).unflatten(0, (kv_heads, groups))
 
 

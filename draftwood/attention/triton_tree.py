@@ -9,9 +9,8 @@ CUDA graph; its grid follows from the number of nodes and of splits alone, and p
 Which sums depend on the width. Rows never mix, a program always has 64 of them, keys come in blocks at multiples of
 the block and splits begin at multiples of a power of two that follows from context, window and `splits`, and splits
 are merged in order. So with the same `splits` a node's result has the same bits whatever other nodes run beside it,
-and a node of a chain the same as in plain decoding wherever both contexts give the same split length. Two things do
-depend on the tree: the default of `splits` falls with the width, and a node behind siblings lies in another slot
-than it would alone, so that the order of its sums is another one.
+and a node of a chain the same as in plain decoding wherever both contexts give the same split length. For a node
+behind siblings, and at the default of `splits`, which falls with the width, only `triton_alone.py` promises that.
 
 Scores and sums are float32; the weights are rounded to the cache's format before they meet the values.
 """
@@ -43,12 +42,14 @@ def tree_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     splits: int | None = None,
+    ahead: bool = False,
 ) -> Tensor:
     """What each node sees of the context, its ancestors and itself: `[N, H, d]`, in `out` if given.
 
     All tensors lie on one device and are contiguous along d. Nothing waits for the device. In a captured graph give
     `out` and a float32 `workspace` of `workspace_size(...)` elements; without them they are allocated. Slots behind
-    `context + N` are never read. `splits` is how many pieces a long context is cut into (`default_splits`).
+    `context + N` are never read. `splits` is how many pieces a long context is cut into (`default_splits`). With
+    `ahead` the bits of `ancestors` may also name nodes that come later, as in a block whose tokens see each other.
     """
     nodes, heads, size = query.shape
     kv_heads = keys.shape[0]
@@ -66,12 +67,12 @@ def tree_attention(
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
             **shared, GROUPS=groups, ROWS=ROWS,
             KEYS=min(64, max(16, BLOCK_BYTES // (padded * query.element_size()))),
-            TREE=ancestors is not None, DOT=_product_format(query),
+            TREE=ancestors is not None, AHEAD=ahead, DOT=product_format(query),
             num_warps=4 if padded <= 128 else 8, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
         _merge_splits[(nodes, heads)](
-            accumulators, statistics, context, out, nodes, splits, window or 0, *out.stride()[:2], **shared,
-            num_warps=1, enable_fp_fusion=True,
+            accumulators, statistics, context, out, nodes, splits, window or 0, *out.stride()[:2],
+            **shared, AHEAD=ahead, num_warps=1, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -106,7 +107,7 @@ def _partials(
     return sums.view(-1, nodes, heads, size), rest.view(-1, nodes, heads, 2)
 
 
-def _product_format(query: Tensor) -> tl.dtype:
+def product_format(query: Tensor) -> tl.dtype:
     """The operands' own format; Triton's interpreter multiplies bfloat16 wrongly, so float32 on a CPU."""
     formats = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return formats.get(query.dtype, tl.float32) if query.is_cuda else tl.float32
@@ -126,7 +127,7 @@ def _extent(context_at, splits, window, LEAST: tl.constexpr, WINDOWED: tl.conste
 
 
 @triton.jit
-def _scores(q, keys, slots, inside, stride, scale, SIZE: tl.constexpr, PADDED: tl.constexpr, DOT: tl.constexpr):
+def block_scores(q, keys, slots, inside, stride, scale, SIZE: tl.constexpr, PADDED: tl.constexpr, DOT: tl.constexpr):
     """q · k for a block of slots, in units of log2."""
     lanes = tl.arange(0, PADDED)
     where = keys + slots[:, None] * stride + lanes[None, :]
@@ -135,7 +136,7 @@ def _scores(q, keys, slots, inside, stride, scale, SIZE: tl.constexpr, PADDED: t
 
 
 @triton.jit
-def _fold(
+def fold(
     peak, total, sums, scores, values, slots, inside, stride,
     SIZE: tl.constexpr, PADDED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -179,13 +180,16 @@ def _attend_split(
     nodes, words, splits, window, scale,
     query_node, query_head, key_head, key_slot, value_head, value_slot,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, LEAST: tl.constexpr, TREE: tl.constexpr, WINDOWED: tl.constexpr, DOT: tl.constexpr,
+    KEYS: tl.constexpr, LEAST: tl.constexpr, TREE: tl.constexpr, WINDOWED: tl.constexpr, AHEAD: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, split, key head): 64 rows against one split of the keys."""
     tile, split, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     context, first, length = _extent(context_at, splits, window, LEAST, WINDOWED)
     begin = (first // length + split) * length
-    last = tl.minimum(((tile + 1) * ROWS - 1) // GROUPS, nodes - 1)
+    last = nodes - 1
+    if not AHEAD:
+        last = tl.minimum(((tile + 1) * ROWS - 1) // GROUPS, nodes - 1)
     end = tl.minimum(begin + length, context + last + 1)  # ancestors come before a node: no row looks further
     if begin >= end:
         return
@@ -211,19 +215,19 @@ def _attend_split(
     for at in range(begin, mixed, KEYS):
         slots = at + tl.arange(0, KEYS)
         inside = slots < end
-        scores = _scores(q, keys, slots, inside, key_slot, scale, SIZE, PADDED, DOT)
+        scores = block_scores(q, keys, slots, inside, key_slot, scale, SIZE, PADDED, DOT)
         if WINDOWED:
             scores = tl.where(position[:, None] - slots[None, :] < window, scores, float("-inf"))
-        peak, total, sums = _fold(peak, total, sums, scores, values, slots, inside, value_slot, SIZE, PADDED, DOT)
+        peak, total, sums = fold(peak, total, sums, scores, values, slots, inside, value_slot, SIZE, PADDED, DOT)
     for at in range(mixed, end, KEYS):
         slots = at + tl.arange(0, KEYS)
         inside = slots < end
-        scores = _scores(q, keys, slots, inside, key_slot, scale, SIZE, PADDED, DOT)
+        scores = block_scores(q, keys, slots, inside, key_slot, scale, SIZE, PADDED, DOT)
         seen = _seen(
             slots, inside, context, node, real, position, ancestors, words, depths, window, TREE, WINDOWED
         )  # fmt: skip
         scores = tl.where(seen, scores, float("-inf"))
-        peak, total, sums = _fold(peak, total, sums, scores, values, slots, inside, value_slot, SIZE, PADDED, DOT)
+        peak, total, sums = fold(peak, total, sums, scores, values, slots, inside, value_slot, SIZE, PADDED, DOT)
 
     place = (split.to(tl.int64) * nodes + node) * HEADS + head
     tl.store(accumulators + place[:, None] * SIZE + lanes[None, :], sums, mask=stored)
@@ -235,18 +239,28 @@ def _attend_split(
 def _merge_splits(
     accumulators, statistics, context_at, out, nodes, splits, window, out_node, out_head,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, LEAST: tl.constexpr, WINDOWED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Program (node, head): the splits of one row, in order."""
     node, head = tl.program_id(0), tl.program_id(1)
     context, first, length = _extent(context_at, splits, window, LEAST, WINDOWED)
-    used = (context + node) // length - first // length + 1
+    last = nodes - 1 if AHEAD else node
+    used = (context + last) // length - first // length + 1
+    row, lanes = node.to(tl.int64) * HEADS + head, tl.arange(0, PADDED)
+    merged = merged_splits(accumulators, statistics, row, nodes * HEADS, used, SIZE, PADDED)
+    where = out + node.to(tl.int64) * out_node + head * out_head + lanes
+    tl.store(where, merged.to(out.dtype.element_ty), mask=lanes < SIZE)
+
+
+@triton.jit
+def merged_splits(accumulators, statistics, row, step, used, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """The first `used` splits of one row, in order."""
     lanes = tl.arange(0, PADDED)
     peak = tl.full([1], LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([PADDED], tl.float32)
-    row = node.to(tl.int64) * HEADS + head
     for split in range(used):
-        place = row + split * (nodes * HEADS)
+        place = row + split * step
         found = tl.load(statistics + 2 * place)
         higher = tl.maximum(peak, found)
         fade, weight = tl.exp2(peak - higher), tl.exp2(found - higher)
@@ -254,5 +268,4 @@ def _merge_splits(
         total = total * fade + tl.load(statistics + 2 * place + 1) * weight
         sums = sums * fade + part * weight
         peak = higher
-    where = out + node.to(tl.int64) * out_node + head * out_head + lanes
-    tl.store(where, (sums / total).to(out.dtype.element_ty), mask=lanes < SIZE)
+    return sums / total

@@ -19,6 +19,7 @@ class BenchOptions:
     temperature: float = 0.0
     dtype: str = "auto"
     target_path: str = "auto"
+    width_invariant: bool = False
     device: str = "auto"
     target: str | None = None  # None: the embedded one
     drafter: list[str] | None = None  # several propose together

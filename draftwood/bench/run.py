@@ -43,6 +43,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         dtype=options.dtype,
         device=options.device,
         target_path=options.target_path,
+        width_invariant=options.width_invariant,
     )
     summary = measured(llm, prompts, options)
     facts = {**summary.to_json(), **circumstances(llm, prompts, options, summary.runs)}

@@ -111,8 +111,8 @@ class Stages:
 
     def _view(self, width: int) -> View:
         state, bits = self._state, None if self._is_chain else self._bits[:width]
-        form = state.capacity, state.kv.dtype
-        return View(state.length, self._tree.depths[:width], self._seen[:width, :width], bits, *form)
+        form, line = (state.capacity, state.kv.dtype), self._line[:width] if self._model.invariant else None
+        return View(state.length, self._tree.depths[:width], self._seen[:width, :width], bits, *form, lineage=line)
 
     def _attend(self, view: View, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return view.attend(self._state.kv[layer], self._model.scale, self._model.windows[layer], q, k, v)

@@ -27,6 +27,7 @@ class View:
     slots: int  # S
     dtype: torch.dtype
     ahead: bool = False
+    lineage: Tensor | None = None  # [N, C] int64: a node must get the bits that plain decoding would give it
     _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
     _sights: list[Sight] = field(default_factory=list)
 
@@ -49,7 +50,9 @@ class View:
     def sight(self, index: int) -> Sight:
         """The same for kernels that need no mask, made once."""
         if not self._sights:
-            self._sights.append(Sight(self.context.int(), self.depths.int(), self.bits))
+            self._sights.append(
+                Sight(self.context.int(), self.depths.int(), self.bits, self.lineage, self.lineage is not None)
+            )
         return self._sights[0]
 
     def _visible(self, window: int | None) -> Tensor:

@@ -20,13 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from draftwood.attention import dispatch, explain, triton_backend
 from draftwood.attention.args import AttentionArgs, Backend
+from draftwood.attention.reference import REFERENCE
 from draftwood.lean import Lean
-from draftwood.plan import make_plan, pack_bits
+from draftwood.plan import lineage_of, make_plan, pack_bits
 from draftwood.tree import TreeBatch, chain_tree
 from tests.attention_cases import a_tree, make_case, random_tree
 from tests.reference import tiny_target
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="tests/gpu runs the kernel where there is a device"
 )
@@ -103,6 +105,74 @@ def test_a_node_of_a_chain_has_the_bits_of_plain_decoding() -> None:
     for i in range(6):
         plain = replace(chain, tree=chain_tree([0]), context=300 + i, query=chain.query[i : i + 1])
         assert torch.equal(plain.attend(splits=4), found[i : i + 1])
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 5, 300])
+@pytest.mark.parametrize("context", [0, 63, 253, 520])
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_the_kernel_that_keeps_bits_is_equal_to_the_reference(kind: str, context: int, window: int | None) -> None:
+    case = make_case(a_tree(kind, 9), context, window=window, seed=context)
+    torch.testing.assert_close(case.alone(), case.truth(), **EXACT)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("context", "window"), [(60, None), (250, None), (250, 70)])
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_bits_are_those_of_plain_decoding_at_every_place(
+    kind: str, context: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Also where the tree lies on a border of blocks and splits, which in plain decoding come at other slots."""
+    wide = make_case(a_tree(kind, 9), context, groups=3, size=80, dtype=dtype, window=window, seed=context)
+    found = wide.alone()
+    for node in range(9):
+        assert torch.equal(wide.plain(node).alone(), found[node : node + 1])
+
+
+@interpreted
+def test_bits_are_the_same_at_every_width() -> None:
+    wide = make_case(random_tree(20), 130, groups=4, dtype=torch.bfloat16)
+    found = wide.alone()
+    for n in (0, 1, 5):
+        narrow = replace(wide, tree=wide.tree[:n], query=wide.query[: 1 + n])
+        assert torch.equal(narrow.alone(), found[: 1 + n])
+
+
+def test_a_lineage_goes_from_a_node_to_the_root() -> None:
+    tree = random_tree(30)
+    line = lineage_of(tree.ancestors())
+    for node in range(30):
+        expected, at = [], node
+        while at >= 0:
+            expected.append(at)
+            at = int(tree.parents[at])
+        assert line[node, : len(expected)].tolist() == expected and not line[node, len(expected) :].any()
+
+
+# --- blocks that see ahead ---------------------------------------------------------------------------------------
+@interpreted
+@pytest.mark.parametrize(("context", "splits"), [(0, 1), (120, 1), (400, 3)])
+@pytest.mark.parametrize("window", [None, 5, 200])
+@pytest.mark.parametrize("size", [10, 30])
+def test_tokens_of_a_block_see_each_other(size: int, window: int | None, context: int, splits: int) -> None:
+    from draftwood.attention.triton_tree import tree_attention
+    from draftwood.device.view import View
+    from draftwood.drafters.dflash_config import Sight
+    from draftwood.drafters.dflash_static import block_sight
+
+    case = make_case(chain_tree(range(size)), context, kv_heads=1, groups=3, seed=size)
+    at, depths = torch.tensor(context), torch.arange(size)
+    seen, bits = block_sight(Sight(window, causal=False), size, CPU)
+    keys, values = (torch.nan_to_num(part) for part in (case.keys, case.values))  # the reference masks what is behind
+    view = View(at, depths, seen, bits, keys.shape[1], torch.float32, ahead=True)
+    folded = case.query.transpose(0, 1).unflatten(0, (1, -1))
+    args = AttentionArgs(folded, keys, values, case.scale, window, None, None, view, 0)
+    expected = REFERENCE.run(args).flatten(0, 1).transpose(0, 1)
+    found = tree_attention(
+        case.query, case.keys, case.values, at, bits, depths, case.scale, window, splits=splits, ahead=True
+    )
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 # --- the static round ------------------------------------------------------------------------------------------
@@ -229,5 +299,5 @@ def test_it_compiles_for_devices_that_are_not_here(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     for found in json.loads(done.stdout.splitlines()[-1]).values():
-        assert found["kernels"] == 2, "one kernel for the tree and one to merge"
+        assert found["kernels"] == 4, "one kernel for the tree and one to merge, and both again for nodes alone"
         assert found["shared_bytes"] <= 99 * 1024, "more than consumer devices have"

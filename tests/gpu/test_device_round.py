@@ -11,8 +11,9 @@ import torch
 
 from draftwood import registry
 from draftwood.device.graphs import Graphs
-from draftwood.device.rounds import DeviceRounds
+from draftwood.device.state import Mail
 from draftwood.engine import Engine
+from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
 from draftwood.probe import probe
 from draftwood.sampling import Sampling
@@ -78,18 +79,74 @@ def test_half_precision_is_argmax_or_a_near_tie(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_nothing_in_a_round_waits_but_the_read(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:16", "bastion:40"])
+def test_nothing_in_a_round_waits_but_the_reports(policy: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second step on all of the engine's loop is watched; waiting for a report's own event is no such wait."""
+    target = on_device()
+    made = engine(target, tiny_dflash(target), policy)
+    write(made, SAMPLINGS[sampling])  # everything is captured by now
+    steps = made.run(PROMPT, NEW, SAMPLINGS[sampling])
+    next(steps)
+    mails: list[Mail] = []
+    wait = Mail.wait
+    monkeypatch.setattr(Mail, "wait", lambda self: (mails.append(self), wait(self))[1])
+    with no_waiting():
+        rounds = [step.round for step in steps]
+    assert len(mails) == len(rounds) + sum(r.drafted for r in rounds if r is not None)
+
+
+def test_every_width_and_the_draft_are_captured_with_the_first_answer() -> None:
+    target = on_device()
+    made = engine(target, tiny_dflash(target), "bastion:40")
+    steps = made.run(PROMPT, NEW)
+    next(steps)
+    (stages,) = made.device._stages.values()
+    captured = set(made.device.graphs._graphs)
+    assert {key[2] for key in captured} == {"draft", *stages.widths}
+    list(steps)
+    assert set(made.device.graphs._graphs) == captured, "nothing was captured in a round"
+
+
+def test_the_verdict_travels_beside_the_draft() -> None:
     target = on_device()
     made = engine(target, tiny_dflash(target), "ddtree:16")
-    write(made, SAMPLINGS[sampling])  # everything is captured by now
-    verify = DeviceRounds.verify
+    write(made, Sampling())
+    (stages,) = made.device._stages.values()
+    side = stages.report._side
+    assert side is not None and side != torch.cuda.current_stream()
 
-    def watched(self: DeviceRounds, *arguments: object) -> None:
-        with no_waiting():
-            verify(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(DeviceRounds, "verify", watched)
-    write(made, SAMPLINGS[sampling])
+def test_after_a_stop_nothing_is_emitted_or_started() -> None:
+    target = on_device()
+    made = engine(target, tiny_dflash(target), "ddtree:16")
+    text = write(made, Sampling())
+    stop = text[NEW // 2]
+    steps = list(made.run(PROMPT, NEW, stop_ids=frozenset({stop})))
+    assert [t for step in steps for t in step.tokens] == text[: text.index(stop) + 1]
+    assert write(made, Sampling()) == text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampling", ["greedy", "T = 1"])
+def test_width_invariant_texts_are_those_of_plain_decoding(sampling: str, dtype: torch.dtype) -> None:
+    target = Target(tiny_model("llama", dtype=dtype).to("cuda"), "llama", width_invariant=True)
+    for prompt in range(4):
+        given = [(11 * i + 5 + prompt) % 97 for i in range(13)]
+        texts = []
+        for policy in ("autoregressive", "dflash", "ddtree:16", "bastion:40"):
+            made = engine(target, tiny_dflash(target), policy)
+            texts.append([t for step in made.run(given, 100, SAMPLINGS[sampling]) for t in step.tokens])
+        assert all(text == texts[0] for text in texts)
+
+
+def test_a_request_that_does_not_fit_is_refused_before_it_is_allocated() -> None:
+    target = on_device()
+    made = engine(target, None, "autoregressive")
+    before = torch.cuda.memory_allocated()
+    too_many = torch.cuda.mem_get_info()[1] // target.kv_bytes_per_token()
+    with pytest.raises(BadInput, match="are free on cuda"):
+        made.device.open(made.policy, too_many)
+    assert torch.cuda.memory_allocated() == before
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -69,6 +69,42 @@ def test_a_node_of_a_chain_has_the_bits_of_plain_decoding() -> None:
         assert torch.equal(plain.attend(splits=4), found[i : i + 1])
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("context", [60, 250, 1000, 5000])
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_nodes_alone_are_plain_decoding_to_the_bit(
+    dtype: torch.dtype, size: int, context: int, window: int | None
+) -> None:
+    wide = make_case(
+        random_tree(64), context, kv_heads=2, groups=4, size=size, dtype=dtype, window=window, device="cuda"
+    )
+    found = wide.alone()
+    assert_right(wide, found)
+    for node in range(0, 64, 7):
+        assert torch.equal(wide.plain(node).alone(), found[node : node + 1])
+    narrow = replace(wide, tree=wide.tree[:20], query=wide.query[:21])
+    assert torch.equal(narrow.alone(), found[:21])
+
+
+@pytest.mark.parametrize("context", [0, 100, 3000])
+@pytest.mark.parametrize("block", [10, 16])
+def test_tokens_of_a_block_see_each_other(block: int, context: int) -> None:
+    """DFlash's own attention: every query sees the context and the whole block, so SDPA needs no mask."""
+    from draftwood.attention.triton_tree import tree_attention
+    from draftwood.device.ancestors import bitmask
+
+    case = make_case(chain_tree(range(block)), context, 8, 4, 128, torch.bfloat16, device="cuda")
+    bits = bitmask(torch.ones(block, block, dtype=torch.bool, device="cuda"))
+    at, depths = torch.tensor(context, device="cuda"), torch.arange(block, device="cuda")
+    found = tree_attention(case.query, case.keys, case.values, at, bits, depths, case.scale, ahead=True)
+    keys, values = (part[:, : context + block].float() for part in (case.keys, case.values))
+    query = case.query.float().transpose(0, 1).unflatten(0, (8, 4)).flatten(1, 2)
+    seen = torch.nn.functional.scaled_dot_product_attention(query[None], keys[None], values[None], scale=case.scale)
+    expected = seen[0].unflatten(1, (4, block)).flatten(0, 1).transpose(0, 1)
+    torch.testing.assert_close(found.float(), expected, rtol=3e-2, atol=3e-2)
+
+
 def test_one_graph_serves_every_context() -> None:
     """Captured once, replayed after context, keys and queries changed in place; nothing waits for the device."""
     from draftwood.attention.triton_tree import default_splits, tree_attention, workspace_size

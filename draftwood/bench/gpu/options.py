@@ -28,6 +28,7 @@ class GpuOptions:
     budget_s: float | None = None  # no new group is begun that would probably end later
     device: str = "auto"
     dtype: str = "auto"
+    width_invariant: bool = False
     out: Path | None = None
     json: bool = False
 

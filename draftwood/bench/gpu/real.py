@@ -18,7 +18,8 @@ POLICIES = ("dflash", "ddtree:15", "bastion")
 
 def real_rows(options: GpuOptions, machine: Machine) -> list[Row]:
     """Nothing synthetic: prompts that ship, texts of the model, acceptance of its drafter."""
-    llm = load(drafter=str(EMBEDDED_DRAFTER), dtype=options.dtype, device=options.device)
+    drafter = str(EMBEDDED_DRAFTER)
+    llm = load(drafter=drafter, dtype=options.dtype, device=options.device, width_invariant=options.width_invariant)
     assert isinstance(llm.drafter, DFlashDrafter)
     bench = Bench(llm.target, llm.drafter, machine, options.all_widths())
     contexts = [c for c in options.all_contexts() if c <= llm.target.context_limit - SLACK]

@@ -76,6 +76,7 @@ def conditions(options: GpuOptions, device: torch.device, dtype: torch.dtype) ->
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     versions = {package: installed(package) for package in ("draftwood", "torch", "transformers", "triton")}
     asked = {"widths": options.all_widths(), "new_tokens": options.new_tokens, "quick": options.quick}
+    asked["width_invariant"] = options.width_invariant
     return {"device": name, "dtype": str(dtype), "versions": versions, **asked}
 
 
@@ -186,7 +187,7 @@ class Models:
 
     def _get(self) -> tuple[Any, Any]:
         if self._made is None:
-            target = random_target(self._shape, self._device, self._dtype)
+            target = random_target(self._shape, self._device, self._dtype, self._options.width_invariant)
             self._made = target, random_drafter(self._shape, target, self._options.new_tokens)
         return self._made
 

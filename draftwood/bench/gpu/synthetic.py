@@ -41,7 +41,9 @@ def check_room(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: i
 
 
 @torch.no_grad()
-def random_target(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Target:
+def random_target(
+    shape: Shape, device: torch.device, dtype: torch.dtype, width_invariant: bool = False, seed: int = 0
+) -> Target:
     """A target of this shape, its weights created where they stay."""
     config = AutoConfig.for_model(shape.family, **shape.target_config())
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -55,7 +57,7 @@ def random_target(shape: Shape, device: torch.device, dtype: torch.dtype, seed: 
             layer.weight.mul_(QUIET / math.sqrt(2 * shape.layers))
     if head is not table:
         head.copy_(table)
-    return Target(model, shape.name, pack=device.type == "cpu")
+    return Target(model, shape.name, pack=device.type == "cpu", width_invariant=width_invariant)
 
 
 class ScriptedDrafter(DFlashDrafter):
