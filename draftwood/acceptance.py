@@ -38,7 +38,16 @@ class AcceptanceModel:
         self._information = PRIOR.copy()
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
+        self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
         self._idle = 0
+
+    @property
+    def depth(self) -> int | None:
+        """How deep it is worth to draft: what recent trees used, and two more to find out; None if unknown.
+
+        A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
+        """
+        return None if len(self._depths) < TRIALS else 2 + max(self._depths)
 
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
@@ -86,6 +95,7 @@ class AcceptanceModel:
         self._shares = deque((share * fade for share in self._shares), KEPT)
         self._shares.append(1.0)
         self._recent.append(features)
+        self._depths.append(int(features[:, 2].max(initial=-1)) + 1)
         self._idle = 0
 
     def _learn(self, features: Array, accepted: Array) -> None:

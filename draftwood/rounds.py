@@ -127,7 +127,7 @@ class HostRounds:
         if self._drafter is None or not asked:
             return [None] * len(requests)
         with clock("draft"):
-            found = self._drafter.draft([base.Request(self._prefixes[r].state, r.root, r.policy.width) for r in asked])
+            found = self._drafter.draft([self._asked(request) for request in asked])
         with clock("grow"):
             # A node at depth d can only be emitted if d more tokens fit before the bonus token.
             trees = [
@@ -136,6 +136,12 @@ class HostRounds:
             ]
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees)))
         return [next(proposals) if asks else None for asks in drafts]
+
+    def _asked(self, request: Request) -> base.Request:
+        depth = min(request.remaining - 1, request.policy.n_max)  # no tree of n nodes is deeper than n
+        if request.policy.calibrated and (worth := request.acceptance.depth) is not None:
+            depth = min(depth, worth)
+        return base.Request(self._prefixes[request].state, request.root, request.policy.width, depth)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         with clock("verify"):

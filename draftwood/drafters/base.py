@@ -20,6 +20,7 @@ class Request:
     state: Any  # what the drafter's own `open` returned
     root: int  # the last committed token: not in any KV cache yet, the draft continues it
     width: int  # K: candidates per depth the policy can use
+    depth: int | None = None  # depths that are worth predicting, 1 or more; None: all. A drafter may give more
 
 
 class Drafter(Protocol):

@@ -130,12 +130,15 @@ class DFlashDrafter(Placeable, Weighed):
         state.waiting = length - state.projected
 
     def draft(self, requests: list[Request]) -> list[Draft]:
-        """One `Lattice` [max_depth, width] per request; requests share the products, never the attention."""
+        """One `Lattice` [depth, width] per request; requests share the products, never the attention.
+
+        The block is whole whatever depth is asked: a shorter one would predict other tokens. Only its head is saved.
+        """
         return list(self.draft_behind([(request, ()) for request in requests]))
 
     @torch.inference_mode()
     def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]]) -> list[Lattice]:
-        """One `Lattice` [max_depth, width] per block, whose first tokens after the root are seen instead of masked.
+        """One `Lattice` [depth, width] per block, whose first tokens after the root are seen instead of masked.
 
         The rows of tokens that are seen say nothing. Blocks of one request share its context.
         """
@@ -144,8 +147,9 @@ class DFlashDrafter(Placeable, Weighed):
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
         hidden = self._block(self._embed_blocks([[request.root, *seen] for request, seen in blocks]), states)
-        block = hidden[:, 1 : 1 + self.max_depth].flatten(0, 1)
-        rows = self._logits(block).view(len(blocks), self.max_depth, -1)
+        depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
+        block = hidden[:, 1 : 1 + depth].flatten(0, 1)
+        rows = self._logits(block).view(len(blocks), depth, -1)
         return [lattice_of(row, request.width, self._ids) for row, (request, _) in zip(rows, blocks, strict=True)]
 
     def place(self, capacity: int) -> StaticDFlash:

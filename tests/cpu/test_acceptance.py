@@ -207,3 +207,24 @@ def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:
     for _ in range(TRIALS):
         model.observe(a_round(sure(4, 0.1)))
     assert np.isfinite(model.outlook(plain).gain)
+
+
+# --- how deep to draft ----
+
+
+def chain(depth: int) -> Tree:
+    steps = np.arange(1 + depth)
+    return Tree(steps, steps - 1, steps, 0.5 ** steps.astype(np.float32))
+
+
+def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        assert model.depth is None
+        model.observe(a_round(chain(3)))
+    assert model.depth == 5
+    model.observe(a_round(chain(5)))
+    assert model.depth == 7, "all of it was used: there may be more"
+    for _ in range(60):
+        model.observe(a_round(chain(0)))
+    assert model.depth == 2

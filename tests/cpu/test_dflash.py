@@ -275,6 +275,18 @@ def test_follows_the_targets_dtype(dtype: torch.dtype, tolerance: float, tmp_pat
     np.testing.assert_allclose(found.logp, expected.gather(1, torch.from_numpy(found.tokens)), atol=tolerance)
 
 
+def test_a_shorter_draft_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    drafter = DFlashDrafter.load(write(tmp_path, BASE, make_tensors(BASE)), TinyTarget())
+    state = drafter.open(capacity=8)
+    drafter.extend(state, [1] * 20, some_taps(drafter, 20))
+    whole = drafter.draft([Request(state, root=5, width=4)])[0]
+    for depth in (1, 2, 99):
+        short = drafter.draft([Request(state, root=5, width=4, depth=depth)])[0]
+        assert len(short.tokens) == min(depth, drafter.max_depth)
+        assert np.array_equal(short.tokens, whole.tokens[:depth])
+        np.testing.assert_allclose(short.logp, whole.logp[:depth], atol=1e-9)
+
+
 def test_requests_meet_only_in_products(tmp_path: Path) -> None:
     config = {**BASE, **SLIDING}
     drafter = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), TinyTarget())
