@@ -131,11 +131,6 @@ def _checksum(values: np.ndarray) -> int:
     return zlib.crc32(values.tobytes()) or 1
 
 
-def features_bytes(texts: Sequence[Text], width: int) -> float:
-    """What all features of the texts take on disk."""
-    return 2.0 * width * sum(len(t.tokens) for t in texts)
-
-
 def default_limit(free: float) -> float:
     """Half of what is free, at most 20 GB."""
     return min(20 * GIGABYTE, free / 2)

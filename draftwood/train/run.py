@@ -28,7 +28,7 @@ from draftwood.train.start import inherited, start
 from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
 
-MOST_UNSEEN = 0.003  # with more new tokens to come than that, a trimmed list would cost more than it saves
+MOST_UNSEEN = 0.01  # with more new tokens to come than that, a list that nobody chose could cost more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     folder = options.features or options.data[0] / "features"
     limit = default_limit(free_bytes(folder)) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
     features = CachedReader(reader, [*seen, *held_out], folder, limit)
-    trimmed = unseen_share(seen) <= MOST_UNSEEN
+    trimmed = recipe.head_tokens != "auto" or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
 
 
