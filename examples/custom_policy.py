@@ -33,12 +33,10 @@ class Likely:
 
 
 llm = draftwood.load()
-prompt = llm.encode("Write a Python function that adds two numbers.")
-tokens: list[int] = []
-for step in llm.engine.run(prompt, max_new_tokens=48, stop_ids=llm.stop_ids, policy=Likely()):
-    tokens += step.tokens
-    if step.round:
-        print(f"{step.round.n:3} nodes verified, {step.round.accepted} accepted")
-print(llm.tokenizer.decode(tokens, skip_special_tokens=True))
+answer = llm.generate("Write a Python function that adds two numbers.", max_new_tokens=48, policy=Likely())
 
-# To use it by name, as in `draftwood generate --policy likely`, register it as an entry point: docs/policies.md.
+print(answer.text)
+for step in answer.rounds:
+    print(f"{step.n:3} nodes verified, {step.accepted} accepted")
+
+# To use it by name, as in `draftwood generate --policy likely`, register it as an entry point: docs/extend.md.

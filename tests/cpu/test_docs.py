@@ -1,19 +1,24 @@
-"""What the README, the docs and the examples say exists, and the examples run (on a tiny random model)."""
+"""What the README, the docs and the examples say exists; snippets and examples run (on a tiny random model)."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import json
 import re
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import draftwood
 from draftwood import llm as llm_module
@@ -23,11 +28,11 @@ from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.llm import LLM
 from draftwood.target import Target
-from tests.reference import FAMILIES, VOCAB, Noisy
+from tests.reference import FAMILIES, VOCAB, Noisy, tiny_model
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 FOREIGN = re.compile(r"\b(pip install|vllm|sglang|llama-server)\b")  # other programs, whose flags are theirs
@@ -145,8 +150,13 @@ def test_the_map_lists_every_module() -> None:
     assert len(set(listed)) == len(listed)
 
 
+def programs(page: Path) -> list[str]:
+    """Python that a reader may type; excerpts of the source are not."""
+    return blocks(re.sub(r"<!-- source: .*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), "python")
+
+
 def snippets() -> list[str]:
-    return [code for page in PAGES for code in blocks(page.read_text(), "python")]
+    return [code for page in PAGES for code in programs(page)]
 
 
 def test_snippets_use_names_that_exist() -> None:
@@ -180,10 +190,20 @@ def tiny_load(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0")
     latency = LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
 
-    def load() -> LLM:
+    def load(**_: object) -> LLM:
         return LLM(Engine(target, Noisy("noisy"), registry.policy("bastion"), latency), tokenizer)
 
     monkeypatch.setattr(llm_module, "load", load)
+
+
+def test_the_tour_runs(tiny_load: None, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    assert all(not cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"), "kept without outputs"
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    exec(compile("\n".join(code), "tour.ipynb", "exec"), {})
+    assert "tokens a round" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -195,3 +215,58 @@ def test_examples_run(example: Path, tiny_load: None, capsys: pytest.CaptureFixt
 def test_the_readmes_first_snippet_runs(tiny_load: None, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(blocks(section("30 seconds"), "python")[0], "README", "exec"), {})
     assert "tokens per round" in capsys.readouterr().out
+
+
+@pytest.fixture
+def tiny_hub(tiny_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever name is asked for, transformers gives a tiny model, and every drafter is made of noise."""
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name: tiny_model("llama"))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: llm_module.load().tokenizer)
+    monkeypatch.setattr(registry, "drafter", lambda name, target: Noisy("noisy"))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=lambda page: page.name)
+def test_snippets_run(page: Path, tiny_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a page in one namespace, as a reader would type it."""
+    module = ModuleType("typed")
+    monkeypatch.setitem(sys.modules, "typed", module)  # a dataclass looks its module up
+    exec(compile("\n".join(programs(page)), page.name, "exec"), module.__dict__)
+
+
+def test_the_drafter_of_the_extension_page_is_exact(tiny_load: None) -> None:
+    code = next(code for code in blocks((ROOT / "docs" / "extend.md").read_text(), "python") if "class Again" in code)
+    names: dict[str, Any] = {}
+    exec(compile(code, "extend.md", "exec"), names)
+    engine = llm_module.load().engine
+    drafter = names["Again"].load("", engine.target)
+    latency = LatencyModel(engine.latency.machine, engine.target.work, drafter.work)
+    texts = {
+        spec: [
+            token
+            for step in Engine(engine.target, drafter, registry.policy(spec), latency).run([1, 2, 3], 24)
+            for token in step.tokens
+        ]
+        for spec in ("autoregressive", "ddtree:2")
+    }
+    assert texts["ddtree:2"] == texts["autoregressive"]
+
+
+# --- the release ----------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = draftwood.__version__
+    assert re.search(rf'^version = "{version}"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+
+
+def test_the_citation_names_the_papers_of_the_readme() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0" and citation["authors"] and citation["message"]
+    papers = {paper["url"].rpartition("/")[2] for paper in citation["references"]}
+    assert papers == set(re.findall(r"arXiv:(\d+\.\d+)", section("Papers")))
+    assert all(paper["authors"] and paper["title"] for paper in citation["references"])
