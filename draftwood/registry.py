@@ -34,6 +34,7 @@ BUILT_IN = (
     EntryPoint("recycling", "draftwood.drafters.pooled:Recycling", DRAFTERS),
     EntryPoint("dflash", "draftwood.drafters.dflash:DFlashDrafter", DRAFTERS),
     EntryPoint("d2sd", "draftwood.drafters.d2sd:D2SDDrafter", DRAFTERS),
+    EntryPoint("eagle3", "draftwood.drafters.eagle3:Eagle3Drafter", DRAFTERS),
     EntryPoint("draft-model", "draftwood.drafters.draft_model:DraftModel", DRAFTERS),
 )
 

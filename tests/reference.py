@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from draftwood.device.graphs import Graphs
 from draftwood.drafters.base import Placeable, Request
 from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.eagle3 import Eagle3Drafter
 from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
@@ -320,3 +321,42 @@ def tiny_dflash(target: Target, draft_tokens: list[int] | None = None, seed: int
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
+
+
+def eagle3_files(target: Target, folder: Path, form: str = "safeailab", draft_vocab: int | None = 40) -> None:
+    """A random EAGLE-3 checkpoint for a tiny target, in one of the published forms."""
+    torch.manual_seed(3)
+    hidden, heads, kv, dim, inter = target.hidden_size, 4, 2, 8, 48
+    prefix = "layers.0." if form == "speculators" else "midlayer."
+    vocab = draft_vocab or target.vocab_size
+    shapes = {
+        "fc": (hidden, 3 * hidden), "norm": (hidden,), "lm_head": (vocab, hidden),
+        **{f"{prefix}{name}": shape for name, shape in {
+            "input_layernorm": (hidden,), "hidden_norm": (hidden,), "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (heads * dim, 2 * hidden), "self_attn.k_proj": (kv * dim, 2 * hidden),
+            "self_attn.v_proj": (kv * dim, 2 * hidden), "self_attn.o_proj": (hidden, heads * dim),
+            "mlp.gate_proj": (inter, hidden), "mlp.up_proj": (inter, hidden), "mlp.down_proj": (hidden, inter),
+        }.items()},
+    }  # fmt: skip
+    tensors = {f"{name}.weight": torch.randn(shape) * 0.4 + (len(shape) == 1) for name, shape in shapes.items()}
+    config = dict(
+        architectures=["LlamaForCausalLMEagle3"], hidden_size=hidden, intermediate_size=inter, num_hidden_layers=1,
+        num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim, rms_norm_eps=1e-6,
+        vocab_size=target.vocab_size, max_position_embeddings=256,
+        eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+    )  # fmt: skip
+    if draft_vocab:
+        ids = torch.arange(draft_vocab) * 2 + 1
+        tensors |= {"d2t": ids - torch.arange(draft_vocab), "t2d": torch.isin(torch.arange(target.vocab_size), ids)}
+        config["draft_vocab_size"] = draft_vocab
+    (folder / "config.json").write_text(json.dumps(config))
+    if form == "safeailab":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+
+
+def tiny_eagle3(target: Target, options: str = "depth=3,beam=3", **form):
+    with tempfile.TemporaryDirectory() as folder:
+        eagle3_files(target, Path(folder), **form)
+        return Eagle3Drafter.load(f"{folder},{options}", target)

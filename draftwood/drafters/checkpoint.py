@@ -1,15 +1,18 @@
 """Reading a drafter's checkpoint: a folder or a Hub name to its config and its tensors.
 
-Only `config.json` and safetensors are read: no code from the checkpoint runs and nothing is unpickled.
+Only `config.json` and tensors are read: no code from the checkpoint runs. Pickles are opened where a kind of drafter is
+published as such, by a reader that knows nothing but tensors.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -22,8 +25,11 @@ DRAFT_TOKENS = "draft_tokens.json"  # ours, optional: other runtimes do not look
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def checkpoint_folder(name: str) -> Path:
-    """The local folder of `name`, a folder or a Hub repository (downloaded into its cache if need be)."""
+def checkpoint_folder(name: str, pickles: bool = False) -> Path:
+    """The local folder of `name`, a folder or a Hub repository (downloaded into its cache if need be).
+
+    `pickles`: checkpoints of this kind are also published as pickles.
+    """
     if not name:
         raise BadModel("No checkpoint was named; write dflash:FOLDER or dflash:OWNER/NAME.")
     try:
@@ -32,7 +38,8 @@ def checkpoint_folder(name: str) -> Path:
             raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
         if folder.is_dir():
             return folder
-        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", INDEX, DRAFT_TOKENS]))
+        wanted = ["config.json", "*.safetensors", INDEX, DRAFT_TOKENS, *(["*.bin"] if pickles else [])]
+        return Path(snapshot_download(name, allow_patterns=wanted))
     except (
         OSError,
         ValueError,
@@ -75,8 +82,22 @@ def read_draft_tokens(folder: Path, vocab: int) -> list[int] | None:
     return tokens
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle, by torch's reader for weights alone: it runs no code that comes with them."""
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise BadModel(f"{path} is damaged or holds more than weights ({str(error)[:100]}); fetch it again.") from None
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise BadModel(f"{path} holds more than weights; fetch the checkpoint again.")
+    return tensors
+
+
+def read_tensors(folder: Path, pickles: bool = False) -> dict[str, Tensor]:
     """All tensors of a checkpoint by name, on the CPU; a sharded one must be complete."""
+    binaries = sorted(folder.glob("*.bin"))
+    if pickles and binaries and not list(folder.glob("*.safetensors")):
+        return {name: tensor for path in binaries for name, tensor in read_pickle(path).items()}
     tensors: dict[str, Tensor] = {}
     for shard in _shards(folder):
         try:

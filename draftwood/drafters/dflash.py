@@ -8,8 +8,9 @@ to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -239,7 +240,18 @@ class DFlashDrafter(Placeable, Weighed):
         )
 
 
-def rotary_embedding(config: DFlashConfig) -> nn.Module:
+class Turned(Protocol):
+    """A config of a model that turns queries and keys by their positions."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def rope(self) -> Mapping[str, Any]: ...
+
+
+def rotary_embedding(config: Turned) -> nn.Module:
     """transformers knows linear, llama3 and yarn scaling."""
     return Qwen3RotaryEmbedding(
         Qwen3Config(

@@ -75,11 +75,12 @@ class DFlashConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class Keys:
     """Checked access to a config; `dflash_config` goes before the top level."""
 
     values: Mapping[str, Any]
     name: str
+    form: str = "z-lab's DFlash format"
 
     def get(self, key: str, default: Any = None) -> Any:
         """The key's value; `null` counts as absent."""
@@ -92,7 +93,7 @@ class _Keys:
     def wrong(self, key: str, expected: str) -> BadModel:
         return BadModel(
             f"The config.json of drafter {self.name} has {key} = {self.get(key)!r} instead of {expected}; "
-            "use a checkpoint in z-lab's DFlash format."
+            f"use a checkpoint in {self.form}."
         )
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
@@ -116,7 +117,7 @@ class _Keys:
 
 def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
     """The config of drafter `name` from the parsed JSON. Raises BadModel naming the key that is wrong."""
-    keys = _Keys(values, name)
+    keys = Keys(values, name)
     _check_architecture(keys)
     num_layers, num_heads, hidden = (
         keys.whole(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
@@ -131,7 +132,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         vocab_size=keys.whole("vocab_size"),
         attention_bias=keys.flag("attention_bias", False),
         sights=_sights(keys, num_layers),
-        rope=_rope(keys),
+        rope=read_rope(keys),
         max_positions=keys.whole("max_position_embeddings", 32768),
         block_size=keys.whole("block_size", 16, least=2),
         mask_token_id=keys.whole("mask_token_id", least=0),
@@ -167,7 +168,7 @@ def check_fits(config: DFlashConfig, name: str, target: Target) -> None:
         )
 
 
-def _check_architecture(keys: _Keys) -> None:
+def _check_architecture(keys: Keys) -> None:
     found = keys.get("architectures", [ARCHITECTURE])
     if not isinstance(found, list) or ARCHITECTURE not in found:
         listed = ", ".join(map(repr, found)) if isinstance(found, list) else repr(found)
@@ -180,7 +181,7 @@ def _check_architecture(keys: _Keys) -> None:
         raise keys.wrong("hidden_act", "'silu'")
 
 
-def _sights(keys: _Keys, num_layers: int) -> tuple[Sight, ...]:
+def _sights(keys: Keys, num_layers: int) -> tuple[Sight, ...]:
     """Full layers see everything; sliding ones a window, and of the block only what comes before.
 
     That is z-lab's rule; its `is_causal` overrides the order in every layer. `use_swa`, `swa_window_size`
@@ -205,7 +206,7 @@ def _sights(keys: _Keys, num_layers: int) -> tuple[Sight, ...]:
     )
 
 
-def _rope(keys: _Keys) -> dict[str, Any]:
+def read_rope(keys: Keys) -> dict[str, Any]:
     source = "rope_parameters" if keys.get("rope_parameters") is not None else "rope_scaling"
     given = keys.get(source, {})
     if not isinstance(given, dict):
@@ -213,11 +214,11 @@ def _rope(keys: _Keys) -> dict[str, Any]:
     rope = {**given, "rope_type": given.get("rope_type", given.get("type", "default"))}
     if rope["rope_type"] not in STATIC:
         raise keys.wrong(source, f"a rope_type out of {', '.join(STATIC)}")
-    rope["rope_theta"] = _Keys({"rope_theta": keys.get("rope_theta"), **given}, keys.name).real("rope_theta")
+    rope["rope_theta"] = Keys({"rope_theta": keys.get("rope_theta"), **given}, keys.name).real("rope_theta")
     return rope
 
 
-def _target_layers(keys: _Keys, num_layers: int) -> tuple[int, ...]:
+def _target_layers(keys: Keys, num_layers: int) -> tuple[int, ...]:
     """The tapped target layers; where a checkpoint names none, DFlash spreads them from layer 1 to L - 3."""
     layers = keys.get("target_layer_ids")
     if layers is None:

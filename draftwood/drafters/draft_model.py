@@ -6,20 +6,20 @@ again: one forward a level, and nothing in its cache but committed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from draftwood.cache import KVCache
 from draftwood.drafters.base import Request
+from draftwood.drafters.beam import BeamTree
 from draftwood.drafters.lattice import candidates
 from draftwood.drafters.options import parse
 from draftwood.errors import BadModel
 from draftwood.latency import Work
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
-from draftwood.tree import Draft, Ints, Tree
+from draftwood.tree import Draft, Tree
 
 CHUNK = 512  # tokens of a prompt that enter its cache at once
 
@@ -36,27 +36,6 @@ class Options:
 class DraftModelState:
     cache: KVCache
     waiting: list[int] = field(default_factory=list)  # committed tokens that are not in it yet
-
-
-@dataclass(slots=True)
-class _Nodes:
-    """The beam's nodes, parents before children, the root first."""
-
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    depths: list[int] = field(default_factory=lambda: [0])
-    mass: list[float] = field(default_factory=lambda: [1.0])
-
-    def add(self, parent: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
-        for token, p in zip(tokens, probs, strict=True):
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.depths.append(self.depths[parent] + 1)
-            self.mass.append(self.mass[parent] * min(p, 1.0))
-
-    def tree(self) -> Tree:
-        tokens, parents, depths = (np.array(row, np.int64) for row in (self.tokens, self.parents, self.depths))
-        return Tree(tokens, parents, depths, np.array(self.mass, np.float32))
 
 
 class DraftModel:
@@ -107,23 +86,15 @@ class DraftModel:
         for at in range(0, len(state.waiting), CHUNK):
             self._model.prefill(state.waiting[at : at + CHUNK], state.cache)
         state.waiting.clear()
-        nodes, kept, front = _Nodes([root]), [0], [0]
+        nodes, kept, front = BeamTree([root]), [0], [0]
         room = self._model.context_limit - state.cache.rows[0].length - 1
         for _ in range(min(self.max_depth, room)):
             tree = nodes.tree().subtree(np.array(kept))
             logits = self._model.verify(self._model.plan([tree], state.cache), state.cache).logits[-len(front) :]
             tokens, logp = candidates(logits, self._beam)
-            first = len(nodes.tokens)
-            for parent, names, probs in zip(front, tokens.tolist(), logp.exp().tolist(), strict=True):
-                nodes.add(parent, names, probs)
-            front = sorted(_heaviest(nodes.mass, first, self._beam).tolist())
+            front = nodes.level(front, tokens, logp, self._beam)
             kept += front
         return nodes.tree()
-
-
-def _heaviest(mass: Sequence[float], first: int, count: int) -> Ints:
-    """The `count` heaviest nodes from `first` on."""
-    return first + np.argsort(-np.array(mass[first:]), kind="stable")[:count]
 
 
 def check_same_tokens(model: Target, target: Target) -> None:

@@ -1,0 +1,153 @@
+"""EAGLE-3 checkpoints (arXiv 2503.01840) in the forms of SafeAILab, SpecForge and AngelSlim: config and tensors.
+
+One layer whose attention reads embedding and feature side by side, `fc` over three tapped target layers, and mostly a
+head of its own over the commonest tokens: `d2t` says how far each lies from its place in the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.dflash_config import Keys, read_rope
+from draftwood.errors import BadModel
+from draftwood.packing import linear
+from draftwood.target import Target
+
+FORM = "EAGLE-3's format"
+LAYER = ("midlayer.", "layers.0.")  # its name: the authors' and SpecForge's, speculators'
+TAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Mapping[str, Any]
+    max_positions: int
+    draft_vocab: int
+    tap_layers: tuple[int, ...]  # target layers whose outputs are read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Eagle3Weights:
+    """H heads of queries, G of keys and values, D wide."""
+
+    fc: nn.Module  # 3 * hidden -> hidden
+    input_norm: Tensor  # [hidden] of embeddings
+    hidden_norm: Tensor  # [hidden] of features
+    qkv: nn.Module  # 2 * hidden -> (H + 2 G) * D
+    output: nn.Module  # H * D -> hidden
+    post_norm: Tensor  # [hidden]
+    gate_up: nn.Module
+    down: nn.Module
+    norm: Tensor  # [hidden]
+    head: nn.Module | None  # hidden -> draft_vocab; None: the target's own
+    ids: Tensor | None  # [draft_vocab] the target's tokens; None: they are the same
+
+
+def load_eagle3(name: str, target: Target) -> tuple[Eagle3Config, Eagle3Weights]:
+    """A checkpoint from a folder or the Hub. Raises BadModel if there is none, or it does not fit the target."""
+    folder = checkpoint_folder(name, pickles=True)
+    config = parse_config(read_json(folder / "config.json"), name, target)
+    return config, build_weights(read_tensors(folder, pickles=True), config, name, target)
+
+
+def weight_bytes(name: str, itemsize: int) -> int:
+    """Bytes of the checkpoint's own files, of whatever numbers: most are published as they are run."""
+    folder: Path = checkpoint_folder(name, pickles=True)
+    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+
+
+def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3Config:
+    """Raises BadModel naming the key that is wrong, or what does not fit."""
+    keys = Keys(values, name, FORM)
+    hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    if keys.whole("num_hidden_layers", 1) != 1:
+        raise keys.wrong("num_hidden_layers", "1")
+    if hidden != target.hidden_size:
+        raise BadModel(
+            f"The drafter {name} does not fit {target.name}: its hidden size is {hidden}, the target's "
+            f"{target.hidden_size}. Name the drafter of this target, or 'ngram', which works with every target."
+        )
+    rope = {"rope_theta": 10000.0, **{k: v for k, v in values.items() if v is not None}}
+    return Eagle3Config(
+        hidden_size=hidden,
+        intermediate_size=keys.whole("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=keys.whole("num_key_value_heads", heads),
+        head_dim=keys.whole("head_dim", hidden // heads),
+        norm_eps=keys.real("rms_norm_eps", 1e-6),
+        rope=read_rope(Keys(rope, name, FORM)),
+        max_positions=keys.whole("max_position_embeddings", 32768),
+        draft_vocab=keys.whole("draft_vocab_size", target.vocab_size),
+        tap_layers=_tap_layers(keys, target.num_layers),
+    )
+
+
+def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
+    """Those that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3."""
+    eagle = keys.get("eagle_config")
+    layers = (eagle if isinstance(eagle, dict) else {}).get("eagle_aux_hidden_state_layer_ids")
+    if layers is None:
+        layers = [1, depth // 2 - 1, depth - 4]
+    if (
+        not isinstance(layers, list)
+        or len(layers) != TAPS
+        or not all(type(i) is int and 0 <= i < depth for i in layers)
+    ):
+        raise keys.wrong("eagle_config", f"three of the target's layers 0 to {depth - 1}")
+    return tuple(layers)
+
+
+def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Eagle3Weights:
+    """Raises BadModel for what is missing or misshapen."""
+    tensors = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+    layer = next((prefix for prefix in LAYER if f"{prefix}hidden_norm.weight" in tensors), LAYER[0])
+
+    def take(key: str, *shape: int) -> Tensor:
+        tensor = tensors.get(key)
+        if tensor is None or tuple(tensor.shape) != shape:
+            found = "is missing" if tensor is None else f"is {list(tensor.shape)}"
+            raise BadModel(f"In the drafter {name} the tensor {key} {found}; {FORM} has {list(shape)} there.")
+        return tensor.to(target.device, target.dtype)
+
+    h, inner = config.hidden_size, config.intermediate_size
+    widths = {"q": config.num_heads * config.head_dim} | dict.fromkeys("kv", config.num_kv_heads * config.head_dim)
+    qkv = [take(f"{layer}self_attn.{part}_proj.weight", width, 2 * h) for part, width in widths.items()]
+    head = linear(take("lm_head.weight", config.draft_vocab, h)) if "lm_head.weight" in tensors else None
+    return Eagle3Weights(
+        fc=linear(take("fc.weight", h, TAPS * h)),
+        input_norm=take(f"{layer}input_layernorm.weight", h),
+        hidden_norm=take(f"{layer}hidden_norm.weight", h),
+        qkv=linear(torch.cat(qkv)),
+        output=linear(take(f"{layer}self_attn.o_proj.weight", h, widths["q"])),
+        post_norm=take(f"{layer}post_attention_layernorm.weight", h),
+        gate_up=linear(torch.cat([take(f"{layer}mlp.{part}_proj.weight", inner, h) for part in ("gate", "up")])),
+        down=linear(take(f"{layer}mlp.down_proj.weight", h, inner)),
+        norm=take("norm.weight", h),
+        head=head,
+        ids=_ids(tensors, config, name, target),
+    )
+
+
+def _ids(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Tensor | None:
+    """The target's tokens that the draft's are, in order."""
+    if "d2t" not in tensors:
+        if config.draft_vocab != target.vocab_size:
+            raise BadModel(f"The drafter {name} proposes {config.draft_vocab} tokens, but has no d2t to say which.")
+        return None
+    ids = torch.arange(config.draft_vocab) + tensors["d2t"].long()
+    if len(ids) != config.draft_vocab or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
+        raise BadModel(f"The drafter {name} has a d2t that leads out of the target's {target.vocab_size} tokens.")
+    return ids.to(target.device)

@@ -1,0 +1,134 @@
+"""The EAGLE-3 drafter against its definition: one layer over the whole sequence, without caches and trees."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from draftwood import registry
+from draftwood.drafters.base import Request
+from draftwood.drafters.checkpoint import read_pickle
+from draftwood.drafters.eagle3 import Eagle3Drafter
+from draftwood.errors import BadInput, BadModel
+from draftwood.rotary import rotate
+from tests.reference import eagle3_files, tiny_eagle3, tiny_target
+
+CONTEXT = [3, 1, 4, 1, 5, 9, 2, 6]
+FORMS = [("safeailab", 40), ("specforge", 40), ("speculators", None)]
+
+
+def opened(drafter: Eagle3Drafter, target, tokens=CONTEXT):
+    target.tap(drafter.tap_layers)
+    state = drafter.open(32)
+    taps = target.prefill(tokens, target.new_cache(32)).taps
+    drafter.extend(state, list(tokens), taps)
+    return state, taps
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+@torch.inference_mode()
+def definition(drafter: Eagle3Drafter, target, taps: torch.Tensor, path: list[int]) -> torch.Tensor:
+    """Log-probabilities over the drafted vocabulary behind CONTEXT, the root 7 and `path`."""
+    w, c = drafter._weights, drafter.config
+    tokens, outputs = [*CONTEXT[1:], 7], w.fc(taps)
+    last = outputs
+    for drafted in [None, *path]:
+        if drafted is not None:  # the next row's feature is the last row's output
+            tokens, outputs = [*tokens, drafted], torch.cat([outputs, last[-1:]])
+        size = len(tokens)
+        x = torch.cat([rms(target.embed(torch.tensor(tokens)), w.input_norm), rms(outputs, w.hidden_norm)], -1)
+        qkv = w.qkv(x).view(size, -1, c.head_dim)
+        cos, sin = drafter._rotary(0, size)
+        q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        group = c.num_heads // c.num_kv_heads
+        heads = []
+        for head in range(c.num_heads):
+            scores = q[:, head] @ k[:, head // group].T / math.sqrt(c.head_dim)
+            scores = scores.masked_fill(torch.ones(size, size).triu(1) > 0, -math.inf)
+            heads.append(scores.softmax(-1) @ v[:, head // group])
+        hidden = outputs + w.output(torch.cat(heads, -1))
+        gate, up = w.gate_up(rms(hidden, w.post_norm)).chunk(2, -1)
+        last = hidden + w.down(F.silu(gate) * up)
+    return w.head(rms(last[-1], w.norm)).log_softmax(-1)
+
+
+@pytest.mark.parametrize(("form", "draft_vocab"), FORMS)
+def test_masses_are_the_layers_own_along_every_path(form: str, draft_vocab: int | None) -> None:
+    target = tiny_target()
+    drafter = tiny_eagle3(target, form=form, draft_vocab=draft_vocab)
+    assert drafter.tap_layers == (0, 1, 2)
+    state, taps = opened(drafter, target)
+    drafter.draft([Request(state, 50, 4)])  # another root first: nothing of it may stay
+    tree = drafter.draft([Request(state, 7, 4)])[0]
+    assert len(tree) == 3 + 9 + 9 and tree.depths.max() == 3
+    ids = list(range(97)) if draft_vocab is None else [2 * i + 1 for i in range(40)]
+    for node in range(1, len(tree) + 1):
+        path = tree.tokens[tree.path(node)].tolist()
+        logp = sum(float(definition(drafter, target, taps, path[:i])[ids.index(token)]) for i, token in enumerate(path))
+        assert math.log(tree.mass[node]) == pytest.approx(logp, abs=1e-4)
+    best = definition(drafter, target, taps, []).topk(3).indices.tolist()
+    assert tree.tokens[1:4].tolist() == [ids[i] for i in best]
+
+
+def test_rewinding_is_as_if_it_had_never_been() -> None:
+    target = tiny_target()
+    drafter = tiny_eagle3(target)
+    state, taps = opened(drafter, target)
+    drafter.draft([Request(state, 7, 4)])
+    drafter.rewind(state, 5)
+    drafter.draft([Request(state, 30, 4)])
+    drafter.extend(state, CONTEXT[5:], taps[5:])
+    again = drafter.draft([Request(state, 7, 4)])[0]
+    fresh = drafter.draft([Request(opened(drafter, target)[0], 7, 4)])[0]
+    assert again.tokens.tolist() == fresh.tokens.tolist()
+    assert again.mass == pytest.approx(fresh.mass, rel=1e-5)
+
+
+def test_long_texts_need_more_room_than_was_thought() -> None:
+    target = tiny_target()
+    drafter = tiny_eagle3(target)
+    target.tap(drafter.tap_layers)
+    state = drafter.open(1)
+    tokens = [(7 * i) % 97 for i in range(60)]
+    taps = target.prefill(tokens, target.new_cache(64)).taps
+    for i in range(0, 60, 7):
+        drafter.extend(state, tokens[i : i + 7], taps[i : i + 7])
+        tree = drafter.draft([Request(state, 7, 4)])[0]
+    whole, _ = opened(drafter, target, tokens)
+    assert tree.tokens.tolist() == drafter.draft([Request(whole, 7, 4)])[0].tokens.tolist()
+
+
+def test_checkpoints_that_do_not_fit(tmp_path) -> None:
+    target = tiny_target()
+    eagle3_files(target, tmp_path, "specforge")
+    with pytest.raises(BadModel, match="hidden size is 32"):
+        registry.drafter(f"eagle3:{tmp_path}", tiny_target(hidden_size=64, vocab_size=97))
+    with pytest.raises(BadModel, match="leads out of"):
+        registry.drafter(f"eagle3:{tmp_path}", tiny_target(vocab_size=50))
+    with pytest.raises(BadInput, match="'beam'"):
+        registry.drafter(f"eagle3:{tmp_path},bem=3", target)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace("[0, 1, 2]", "[0, 1, 9]"))
+    with pytest.raises(BadModel, match="three of the target's layers"):
+        registry.drafter(f"eagle3:{tmp_path}", target)
+    (tmp_path / "config.json").write_text(config.replace('"draft_vocab_size": 40', '"draft_vocab_size": 41'))
+    with pytest.raises(BadModel, match="lm_head"):
+        registry.drafter(f"eagle3:{tmp_path}", target)
+
+
+def test_pickles_run_no_code(tmp_path) -> None:
+    class Evil:
+        def __reduce__(self):
+            return (print, ("ran",))
+
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Evil()}, protocol=2))
+    with pytest.raises(BadModel, match="fetch it again"):
+        read_pickle(tmp_path / "pytorch_model.bin")
