@@ -24,6 +24,10 @@ from draftwood import rounds as rounds_module
 from draftwood.accept import Draw, Verdict
 from draftwood.cache import KVCache
 from draftwood.device.draw import Dice
+from draftwood.drafters.d2sd import D2SDDrafter
+from draftwood.drafters.d2sd import Options as D2SDOptions
+from draftwood.drafters.draft_model import DraftModel
+from draftwood.drafters.draft_model import Options as Beam
 from draftwood.drafters.ngram import NgramDrafter
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.engine import Engine
@@ -40,6 +44,7 @@ from tests.reference import (
     Truthful,
     plain_logits,
     tiny_dflash,
+    tiny_eagle3,
     tiny_model,
     tiny_target,
 )
@@ -105,6 +110,11 @@ def truth(family: Target) -> list[int]:
     return truth_of(family.name.removeprefix("tiny-"), "greedy")
 
 
+@functools.cache
+def small_model() -> Target:
+    return tiny_target("qwen2", seed=5)
+
+
 DRAFTERS: dict[str, Callable] = {
     "truthful": lambda target, truth: Truthful("truthful", tap_layers=(0, 2), truth=truth),
     "noisy": lambda target, truth: Noisy("noisy"),
@@ -124,6 +134,14 @@ DRAFTERS: dict[str, Callable] = {
     ),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
+    "d2sd": lambda target, truth: D2SDDrafter(
+        tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), D2SDOptions(boundaries=2), "d2sd"
+    ),
+    "d2sd, one drafter, third level": lambda target, truth: D2SDDrafter(
+        drafter := tiny_dflash(target), drafter, D2SDOptions(passes=2, again=1), "d2sd"
+    ),
+    "eagle3": lambda target, truth: tiny_eagle3(target),
+    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
 }
 
 
