@@ -10,7 +10,7 @@ continuations by mass, and nothing is verified twice. Whether the second pass is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,7 @@ def _mass(draft: Anchored, path: tuple[int, ...]) -> float:
 
 def _of(request: Request, part: str) -> Request:
     """The request as one of the two drafters sees it."""
-    return Request(getattr(request.state, part), request.root, request.width)
+    return replace(request, state=getattr(request.state, part))
 
 
 def split(argument: str) -> tuple[list[str], str]:

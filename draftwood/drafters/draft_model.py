@@ -73,7 +73,7 @@ class DraftModel:
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Tree` per request: every level's best `beam` nodes with their `beam` best children."""
-        return [self._draft(request.state, request.root) for request in requests]
+        return [self._draft(r.state, r.root, min(self.max_depth, r.depth or self.max_depth)) for r in requests]
 
     def work(self, context: int) -> Work:
         """A forward for each level, of at most a whole beam."""
@@ -82,13 +82,13 @@ class DraftModel:
             sum(work.flops for work in works), sum(work.bytes for work in works), sum(work.launches for work in works)
         )
 
-    def _draft(self, state: DraftModelState, root: int) -> Tree:
+    def _draft(self, state: DraftModelState, root: int, depth: int) -> Tree:
         for at in range(0, len(state.waiting), CHUNK):
             self._model.prefill(state.waiting[at : at + CHUNK], state.cache)
         state.waiting.clear()
         nodes, kept, front = BeamTree([root]), [0], [0]
         room = self._model.context_limit - state.cache.rows[0].length - 1
-        for _ in range(min(self.max_depth, room)):
+        for _ in range(min(depth, room)):
             tree = nodes.tree().subtree(np.array(kept))
             logits = self._model.verify(self._model.plan([tree], state.cache), state.cache).logits[-len(front) :]
             tokens, logp = candidates(logits, self._beam)

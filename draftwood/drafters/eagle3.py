@@ -98,7 +98,7 @@ class Eagle3Drafter(Weighed):
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Tree` per request: every level's best `beam` nodes with their `beam` best children."""
-        return [self._draft(request.state, request.root) for request in requests]
+        return [self._draft(r.state, r.root, min(self.max_depth, r.depth or self.max_depth)) for r in requests]
 
     def work(self, context: int) -> Work:
         """Every level reads the layer, the head and the cache once."""
@@ -115,17 +115,17 @@ class Eagle3Drafter(Weighed):
         return 1 + self.max_depth * self._beam
 
     @torch.inference_mode()
-    def _draft(self, state: Eagle3State, root: int) -> Tree:
+    def _draft(self, state: Eagle3State, root: int, deepest: int) -> Tree:
         if not state.tokens:
             return root_only(root)
         hidden = self._catch_up(state, root)
         nodes, front = BeamTree([root]), [0]
         context, seen = len(state.tokens), torch.zeros(0, 0, dtype=torch.bool, device=hidden.device)
         place: dict[int, int] = {}  # of each drafted row among the drafted rows
-        for depth in range(1, self.max_depth + 1):
+        for depth in range(1, deepest + 1):
             tokens, logp = candidates(self._head(hidden), self._beam, self._weights.ids)
             before, front = front, nodes.level(front, tokens, logp, self._beam)
-            if depth == self.max_depth:
+            if depth == deepest:
                 break
             parents = [nodes.parents[node] for node in front]
             seen = _grown(seen, [place.get(parent) for parent in parents])

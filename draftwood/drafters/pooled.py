@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -114,7 +114,7 @@ class Pooled(Learner):
         for i, part in enumerate(self.parts):
             if not isinstance(part, (Voice, Recycling)):
                 # The one that the pool will prefer may be far down in the drafter's own order.
-                own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES)) for r in requests]
+                own = [replace(r, state=r.state.states[i], width=max(r.width, CANDIDATES)) for r in requests]
                 proposals[i] = part.draft(own)
         return [
             self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
