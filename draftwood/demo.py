@@ -36,7 +36,7 @@ class Lane:
 
     @classmethod
     def of(cls, llm: LLM, title: str, prompt: str, max_new_tokens: int, policy: str) -> Lane:
-        stream = llm.stream(prompt, max_new_tokens=max_new_tokens, policy=policy)
+        stream = llm.fresh().stream(prompt, max_new_tokens=max_new_tokens, policy=policy)
         return cls(title, stream, iter(stream))
 
     def advance(self) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from draftwood.acceptance import AcceptanceModel, temperature_bucket
 from draftwood.batch import Batch, Keep, Step
 from draftwood.device.rounds import Device, DeviceRounds
-from draftwood.drafters.base import Drafter
+from draftwood.drafters.base import Drafter, Learner
 from draftwood.errors import BadInput, nearest
 from draftwood.latency import LatencyModel, Work
 from draftwood.offline_profile import ConvexCosts
@@ -67,6 +67,11 @@ class Engine:
         if backend == "device" and (reason := self.device.declines(policy, None)):
             raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
         target.tap(drafter.tap_layers if drafter else ())
+
+    def fresh(self) -> Engine:
+        """The same parts and prices, but nothing learned from texts."""
+        drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
+        return Engine(self.target, drafter, self.policy, self.latency, self._offline, self._remember, self._asked)
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
         """Where the rounds of a request run that starts now, alone."""

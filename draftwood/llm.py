@@ -209,6 +209,10 @@ class LLM:
         end = tokenizer.eos_token_id
         self.stop_ids = self.target.stop_ids | (frozenset() if end is None else {end})
 
+    def fresh(self) -> LLM:
+        """The same models with nothing learned from texts, for comparisons."""
+        return LLM(self.engine.fresh(), self.tokenizer)
+
     def encode(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> list[int]:
         """Token ids of a prompt: through the chat template, or as it stands if `raw` or there is no template."""
         empty = not prompt or (isinstance(prompt, str) and not prompt.strip())

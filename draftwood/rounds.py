@@ -164,7 +164,9 @@ class HostRounds:
                 start += part.size
         if isinstance(self._drafter, base.Learner):
             with clock("observe"):
-                for part, rows in zip(parts, logits, strict=True):
+                # Plain decoding asks for no drafts and pays for none.
+                taught = [pair for pair in zip(parts, logits, strict=True) if pair[0].request.policy.n_max]
+                for part, rows in taught:
                     self._drafter.learn(part.tree.tokens[-len(rows) :].tolist(), rows)
         return verdicts
 

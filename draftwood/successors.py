@@ -25,6 +25,10 @@ class Successors:
         self._probs: Floats = np.zeros((vocab, KEPT), np.float32)  # falling; 0: nothing there
         self._seen: NDArray[np.int32] = np.zeros(vocab, np.int32)
 
+    @property
+    def vocab(self) -> int:
+        return len(self._seen)
+
     def of(self, token: int) -> tuple[int, dict[int, float]]:
         """How often `token` was seen, and the probabilities of what may follow it."""
         seen = int(self._seen[token])

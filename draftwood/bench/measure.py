@@ -110,8 +110,9 @@ def measure(
     runs: list[Run] = []
     partial = False
     try:
-        ask = Asker(llm, Transformers.beside(llm), settings)
-        warm_up(ask, prompts[0], methods)
+        theirs = Transformers.beside(llm)
+        warm_up(Asker.of(llm, theirs, settings, methods), prompts[0], methods)
+        ask = Asker.of(llm, theirs, settings, methods)
         for index, prompt in enumerate(prompts):
             for turn in conversation(ask, prompt, rotated(methods, index), started):
                 runs += turn
@@ -123,11 +124,15 @@ def measure(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker:
-    """Both engines and what they are asked for."""
+    """Both engines and what they are asked for. What drafters learn from texts each method learns for itself."""
 
-    llm: LLM
+    llms: dict[str, LLM]  # by method
     transformers: Transformers
     settings: Settings
+
+    @classmethod
+    def of(cls, llm: LLM, transformers: Transformers, settings: Settings, methods: Sequence[str]) -> Asker:
+        return cls({method: llm.fresh() for method in methods}, transformers, settings)
 
     def __call__(self, prompt: Prompt, turn: int, messages: Messages, method: str) -> Run:
         """One method's answer to `messages`."""
@@ -138,7 +143,7 @@ class Asker:
         if method == TRANSFORMERS:
             theirs = self.transformers.generate(question, size, heat, seed)
             return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
-        ours = self.llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=method)
+        ours = self.llms[method].generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=method)
         return Run(
             *where,
             ours.text,

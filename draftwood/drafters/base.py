@@ -118,6 +118,10 @@ class Learner(ABC):
     def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
         """The target gave `logits` [M, V] behind each of the M `tokens`, along whatever path."""
 
+    @abstractmethod
+    def fresh(self) -> Drafter:
+        """The same weights with nothing learned yet: what one method wrote must not help the next one it races."""
+
 
 def taps_of(layers: Sequence[int], among: Sequence[int], taps: torch.Tensor | None) -> torch.Tensor | None:
     """The taps `[M, len(layers) * hidden]` of some layers out of those of `among`; None for no layers."""

@@ -91,6 +91,9 @@ class NgramDrafter(Voice):
         """From what follows `ngram:`, for example `max_depth=8`; empty for the defaults. Raises BadInput."""
         return cls(parse(Options, "ngram", argument))
 
+    def fresh(self) -> NgramDrafter:
+        return NgramDrafter(self.options)
+
     def open(self, capacity: int) -> NgramState:
         """A fresh state; `capacity` does not matter. Texts opened before become earlier ones, as far as they got."""
         state = NgramState()

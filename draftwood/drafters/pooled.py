@@ -42,6 +42,10 @@ class Voice(ABC):
     def rewind(self, state: Any, length: int) -> None: ...
 
     @abstractmethod
+    def fresh(self) -> Voice:
+        """The same with nothing learned from earlier requests."""
+
+    @abstractmethod
     def experts(self, state: Any, root: int, source: int) -> list[Expert]:
         """What it has to say about paths below `root`."""
 
@@ -61,6 +65,9 @@ class Recycling:
         if argument:
             raise BadInput(f"recycling:{argument}: recycling takes no parameter; write recycling.")
         return cls(target.vocab_size)
+
+    def fresh(self) -> Recycling:
+        return Recycling(self.table.vocab)
 
 
 Part = Drafter | Voice | Recycling
@@ -89,6 +96,9 @@ class Pooled(Learner):
     def comments(part: object) -> bool:
         """Whether `part` is no drafter by itself."""
         return isinstance(part, (Voice, Recycling))
+
+    def fresh(self) -> Pooled:
+        return Pooled([part.fresh() if isinstance(part, (Voice, Recycling)) else part for part in self.parts])
 
     def open(self, capacity: int) -> PooledState:
         return PooledState([None if isinstance(part, Recycling) else part.open(capacity) for part in self.parts])

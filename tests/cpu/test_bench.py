@@ -161,6 +161,9 @@ class FakeLLM:
         machine = Machine("here", peak=1e12, bandwidth=2e10, launch_s=1.0)
         self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine))
 
+    def fresh(self) -> FakeLLM:
+        return self
+
     def encode(self, prompt: object) -> list[int]:
         return [1] * len(str(prompt).split())
 

@@ -203,6 +203,20 @@ def test_recycling_learns_every_verified_node() -> None:
         registry.drafter("recycling:3", tiny_target())
 
 
+def test_a_fresh_drafter_shares_weights_and_nothing_that_was_learned() -> None:
+    noisy = Noisy("noisy", vocab=V)
+    taught = Pooled([noisy, registry.drafter("ngram:earlier=100", tiny_target()).parts[0], Recycling(V)])
+    state = taught.open(1)
+    taught.extend(state, [1, 2, 3], None)
+    taught.learn([1, 2], torch.randn(2, V))
+    taught.open(1)  # the first text is an earlier one now
+    fresh = taught.fresh()
+    assert fresh.parts[0] is noisy and fresh.name == taught.name and fresh.weights is not taught.weights
+    assert [part.table.of(1)[0] for part in (taught.parts[2], fresh.parts[2])] == [1, 0]
+    draft = fresh.draft([Request(fresh.open(1), 1, 4)])[0]
+    assert draft is not None and fresh.parts[1]._earlier.length == [0]
+
+
 @pytest.mark.parametrize("specs", [[], ["none", "ngram"], ["ngram", "ngram"]])
 def test_drafters_that_cannot_be_pooled(specs: list[str]) -> None:
     with pytest.raises(BadInput, match="drafters"):
