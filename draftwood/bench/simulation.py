@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
+from draftwood.bench.branches import Branch, branches
 from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
 from draftwood.errors import BadInput
@@ -53,10 +54,12 @@ class Cell:
 class Simulation:
     cells: list[Cell]
     rounds_per_s: float  # replayed rounds per second of this program's own time
+    branches: dict[str, Branch]  # what the drafts knew on the spine and after a sibling
 
     def to_json(self) -> dict[str, Any]:
         cells = [{**{name: getattr(c, name) for name in Cell.__slots__}, "error": c.error} for c in self.cells]
-        full: dict[str, Any] = jsonable({"cells": cells, "rounds_per_s": self.rounds_per_s})
+        known = {where: branch.to_json() for where, branch in self.branches.items()}
+        full: dict[str, Any] = jsonable({"cells": cells, "branches": known, "rounds_per_s": self.rounds_per_s})
         return full
 
 
@@ -80,7 +83,7 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
             plain = played.tokens_per_s if rule.name == PLAIN else plain
             cells.append(cell(name, rule.name, played, plain, texts, measured.get(rule.name, float("nan"))))
     seconds = time.perf_counter() - start
-    return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds))
+    return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds), branches(trace.answers))
 
 
 def cell(machine: str, policy: str, played: Replayed, plain: float, texts: Sequence[Script], measured: float) -> Cell:
@@ -204,4 +207,9 @@ def show(found: Simulation, console: Console) -> None:
                 f"{c.policy} on {c.hardware}: {percent(c.skipped)} of the text had no recorded draft and was left out; "
                 f"{percent(c.clipped)} of the trees may have wanted more candidates than were recorded."
             )
+    spine, sibling = found.branches["spine"], found.branches["sibling"]
+    console.print(
+        f"The first child of an accepted node is right in {percent(spine.share)} of {spine.nodes} cases on the spine, "
+        f"in {percent(sibling.share)} of {sibling.nodes} behind a sibling."
+    )
     console.print(f"{found.rounds_per_s:.0f} rounds a second.")

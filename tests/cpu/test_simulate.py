@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftwood.bench.branches import branches
 from draftwood.bench.figures_simulated import frontier
 from draftwood.bench.simulation import Cell, run_simulation, simulate
 from draftwood.engine import Engine
@@ -20,6 +21,7 @@ from draftwood.recording import Answer, Header, Trace
 from draftwood.registry import policy
 from draftwood.simulate import Script, matched, replay, scripts, shared
 from draftwood.target import Target
+from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
 from tests.reference import Truthful
 
@@ -207,3 +209,20 @@ def test_the_frontier_is_what_nobody_beats() -> None:
 
     cells = [cell(1, 1.0), cell(2, 1.5), cell(3, 1.4), cell(4, 2.0), cell(2, 1.2)]
     assert [c.work for c in frontier(cells)] == [1, 2, 4]
+
+
+def test_what_is_known_after_a_sibling() -> None:
+    """The text takes the second child of the root, whose first child is right, then leaves the tree."""
+    tree = Tree(
+        np.array([5, 6, 7, 8, 9, 1]), np.array([-1, 0, 0, 1, 2, 4]), np.array([0, 1, 1, 2, 2, 3]),
+        np.array([1, 0.6, 0.4, 0.3, 0.2, 0.1], np.float32),
+    )  # fmt: skip
+    rounds = [Round(2, 0, True, tree.mass[1:1], tree.depths[1:1], 0, {}, {}, draft=tree)]
+
+    def counts(text: list[int]) -> dict[str, tuple[int, int]]:
+        answer = Answer("p", "", "record", 0.0, 2, text, 0, 0, rounds)
+        return {where: (branch.nodes, branch.right) for where, branch in branches([answer]).items()}
+
+    assert counts([5, 7, 9, 2]) == {"spine": (0, 0), "sibling": (2, 1)}
+    assert counts([5, 6, 8, 2]) == {"spine": (2, 1), "sibling": (0, 0)}
+    assert counts([5, 4, 8]) == {"spine": (0, 0), "sibling": (0, 0)}
