@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?:\.\./)+(?P<path>[^)\s#]+)(?=[#)])")
+PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".c": "c", ".toml": "toml", ".json": "json"}
 FOLDER = "repository"
 
@@ -46,6 +47,8 @@ def add(path: str, files: Files, config: Any) -> None:
         for part in parts:
             if shown(part):
                 add(f"{path}/{part.name}", files, config)
+    elif source.suffix in PICTURES:
+        files.append(File.generated(config, page_of(path), content=source.read_bytes()))
     else:
         files.append(File.generated(config, page_of(path), content=content(source, path)))
 
@@ -63,4 +66,5 @@ def content(source: Path, path: str) -> str:
 
 
 def page_of(path: str) -> str:
-    return f"{FOLDER}/{path}" if path.endswith(".md") else f"{FOLDER}/{path}.md"
+    """Where the site keeps a file of the repository."""
+    return f"{FOLDER}/{path}" if path.endswith((".md", *PICTURES)) else f"{FOLDER}/{path}.md"

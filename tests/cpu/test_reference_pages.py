@@ -21,7 +21,7 @@ def pages() -> dict[Path, str]:
 
 def test_pages_are_up_to_date(pages: dict[Path, str]) -> None:
     stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text() != text]
-    assert not stale, f"{', '.join(stale)} no longer say what the code says; run: make reference"
+    assert not stale, f"{', '.join(stale)} no longer say what the code says; run: python -m docs.generate"
 
 
 def test_every_command_and_family_is_there(pages: dict[Path, str]) -> None:
