@@ -44,8 +44,8 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C."""
     given = list(sys.argv[1:] if args is None else args)
-    if given[:2] == ["bench", "gpu"]:  # a command of its own: its flags are others
-        given[:2] = ["bench-gpu"]
+    if given[:2] in (["bench", "gpu"], ["bench", "grid"]):  # commands of their own: their flags are others
+        given[:2] = [f"bench-{given[1]}"]
     try:
         sys.exit(app(given, prog_name="draftwood", standalone_mode=False))
     except (DraftwoodError, typer.TyperException) as mistake:
@@ -232,6 +232,36 @@ def bench_gpu(
     run_gpu_bench(options)
 
 
+@app.command("bench-grid")
+def bench_grid(
+    out: Annotated[Path, typer.Option(help="Folder; cells that it holds are not measured again.")],
+    prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 4,
+    max_new_tokens: MaxNewTokens = 64,
+    cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    target_path: TargetPath = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Or "bench grid": is bastion never slower than plain decoding and fixed budgets? Good and bad drafters."""
+    from functools import partial
+
+    from rich.console import Console
+
+    from draftwood.bench.grid import GridOptions, run_grid
+    from draftwood.llm import load
+
+    hide_progress_bars()
+    options = GridOptions(out, [*(prompts or []), *(more or [])], limit, max_new_tokens, cells, full, seed)
+    model = partial(load, target, drafter, dtype=dtype, device=device, target_path=target_path)
+    run_grid(options, model, Console(stderr=True))
+
+
 @app.command()
 def simulate(
     trace: Annotated[Path, typer.Option(help="File that bench --trace wrote.")],
@@ -251,6 +281,14 @@ def simulate(
     from draftwood.bench.simulation import run_simulation
 
     run_simulation(trace, names(policies), names(hardware), target_config, out, as_json)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="What bench --trace --out wrote.")]) -> None:
+    """Draw the figures of a benchmark: PNGs, and one page that holds them all."""
+    from draftwood.bench.page import run_report
+
+    print(run_report(folder))
 
 
 @app.command()

@@ -1,0 +1,271 @@
+"""`draftwood bench grid`: is `bastion` never slower? Cell by cell against plain decoding and every fixed budget.
+
+A cell is a data set, a temperature, a drafter and a context length. Its methods answer the same prompts in turn, in
+one process; plain decoding runs without any drafter. Finished cells are kept, so a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from draftwood import registry
+from draftwood.bench.environment import environment
+from draftwood.bench.measure import rotated
+from draftwood.bench.prompts import Prompt, load_prompts
+from draftwood.bench.records import check_writable, unwritable
+from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
+from draftwood.bench.worse import Worse
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel
+from draftwood.sampling import Sampling
+
+if TYPE_CHECKING:
+    from draftwood.drafters.base import Drafter
+    from draftwood.llm import LLM
+
+OURS = "bastion"
+FIXED = ("ddtree:2", "ddtree:4", "ddtree:8", "ddtree:16")
+TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
+DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
+LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
+WARM_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class GridOptions:
+    """What to measure. Raises BadInput for numbers that cannot be used."""
+
+    out: Path
+    prompts: Sequence[str] = ()  # sets: files or names
+    limit: int = 4  # prompts of a cell
+    max_new_tokens: int = 64
+    cells: int | None = None  # only the first so many that are missing
+    full: bool = False  # every context in every cell, three times as many
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.limit, self.cells or 1) < 1 or self.max_new_tokens < 2:
+            raise BadInput("--limit and --cells must be 1 or more, --max-new-tokens 2 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which cell."""
+
+    dataset: str
+    temperature: float
+    drafter: str
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}, T {self.temperature:g}, {self.drafter}, {self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
+
+    place: Place
+    tokens_per_s: dict[str, float]
+    of_plain: float
+    of_plain_interval: tuple[float, float] | None
+    best_fixed: str
+    of_fixed: float
+    of_fixed_interval: tuple[float, float] | None
+    drafted: float  # share of bastion's rounds
+    seconds: float
+    widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
+
+    @property
+    def holds(self) -> bool:
+        return self.of_plain >= LEAST_OF_PLAIN and self.of_fixed >= LEAST_OF_FIXED
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = jsonable(asdict(self))
+        return fields
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> Cell:
+        widths = {int(width): count for width, count in data.pop("widths").items()}
+        return cls(Place(**data.pop("place")), widths=widths, **data)
+
+
+def places(datasets: Sequence[str], full: bool) -> list[Place]:
+    """Every data set × temperature × drafter; contexts in turn, so that each meets each, or all of them if `full`."""
+    found = []
+    for d, dataset in enumerate(datasets):
+        for t, temperature in enumerate(TEMPERATURES):
+            for k, drafter in enumerate(DRAFTERS):
+                contexts = CONTEXTS if full else (CONTEXTS[(d + t + k) % len(CONTEXTS)],)
+                found += [Place(dataset, temperature, drafter, context) for context in contexts]
+    return found
+
+
+def lengthened(ids: Sequence[int], filler: Sequence[int], context: int) -> list[int]:
+    """`context` tokens that end with the prompt, or the prompt itself if it is longer."""
+    missing = context - len(ids)
+    if missing <= 0 or not filler:
+        return list(ids)
+    return [*(list(filler) * (1 + missing // len(filler)))[:missing], *ids]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bench:
+    """The engines of one cell: with its drafter, and without any."""
+
+    engine: Engine
+    plain: Engine
+
+    @classmethod
+    def of(cls, llm: LLM, place: Place) -> Bench:
+        """Fresh models that begin with what was learned here, as in a new process."""
+        drafter = worsened(llm, DRAFTERS[place.drafter])
+        latency = llm.engine.latency
+        models = [LatencyModel(latency.machine, llm.target.work, d.work if d else None) for d in (drafter, None)]
+        for model in models:
+            model.restore(json.loads(json.dumps(latency.to_json())))
+        bastion, plain = registry.policy(OURS), registry.policy(PLAIN)
+        return cls(Engine(llm.target, drafter, bastion, models[0]), Engine(llm.target, None, plain, models[1]))
+
+    def answer(
+        self, method: str, prompt: Sequence[int], tokens: int, sampling: Sampling
+    ) -> tuple[int, float, list[Any]]:
+        """Tokens after the first, their seconds, and the rounds."""
+        engine = self.plain if method == PLAIN else self.engine
+        engine.target.tap(engine.drafter.tap_layers if engine.drafter else ())  # plain decoding pays for no taps
+        steps = engine.run(prompt, tokens, sampling, policy=registry.policy(method))
+        written, rounds = len(next(steps).tokens) - 1, []
+        start = time.perf_counter()
+        for step in steps:
+            written += len(step.tokens)
+            rounds.append(step.round)
+        return written, time.perf_counter() - start, rounds
+
+
+def worsened(llm: LLM, share: float) -> Drafter | None:
+    return llm.drafter if not share or llm.drafter is None else Worse(llm.drafter, share, llm.target.vocab_size)
+
+
+def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> Cell:
+    """All methods on all prompts, none of them always first."""
+    start = time.perf_counter()
+    bench, methods = Bench.of(llm, place), (PLAIN, OURS, *FIXED)
+    encoded = [llm.encode(p.turns[0]) for p in prompts]
+    filler = [token for ids in encoded for token in ids]
+    totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
+    drafted: list[Any] = []
+    for method in methods:
+        bench.answer(method, encoded[0], WARM_TOKENS, Sampling())  # kernels of its widths
+    for i, ids in enumerate(encoded):
+        prompt = lengthened(ids, filler, place.context)
+        for method in rotated(methods, i):
+            sampling = Sampling(place.temperature, seed=options.seed + i)
+            tokens, seconds, rounds = bench.answer(method, prompt, options.max_new_tokens, sampling)
+            totals[method][i] = tokens, seconds
+            drafted += rounds if method == OURS else []
+    return summarize(place, totals, drafted, time.perf_counter() - start, options.seed)
+
+
+def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Any], seconds: float, seed: int) -> Cell:
+    rates = {method: float(t[:, 0].sum() / t[:, 1].sum()) for method, t in totals.items()}
+    best = max(FIXED, key=lambda method: rates[method])
+    widths = [1 + r.n for r in rounds]
+    return Cell(
+        place,
+        rates,
+        speedup(totals[OURS], totals[PLAIN]),
+        bootstrap(totals[OURS], totals[PLAIN], seed),
+        best,
+        speedup(totals[OURS], totals[best]),
+        bootstrap(totals[OURS], totals[best], seed),
+        float(np.mean([r.drafted for r in rounds])) if rounds else 0.0,
+        seconds,
+        {width: widths.count(width) for width in sorted(set(widths))},
+    )
+
+
+def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
+    """Measure what is missing and write grid.jsonl, grid.json and README.md into `options.out`."""
+    check_writable(options.out)
+    sets = group(load_prompts(options.prompts, options.limit))
+    if not sets:
+        raise BadInput("There are no prompts; name data sets or files with --prompts.")
+    done = read_cells(options.out / "grid.jsonl")
+    todo = [place for place in places(list(sets), options.full) if place not in {c.place for c in done}]
+    llm = load()
+    usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
+    if len(usable) < len(todo):
+        console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
+    for number, place in enumerate(usable[: options.cells], 1):
+        cell = measure_cell(llm, place, sets[place.dataset], options)
+        done.append(cell)
+        try:
+            with (options.out / "grid.jsonl").open("a") as file:
+                file.write(json.dumps(cell.to_json()) + "\n")
+            write_table(options, done)
+        except OSError as error:
+            raise unwritable(options.out, error) from None
+        console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
+                      f"{cell.of_fixed:.3f}  ({cell.seconds:.0f} s)")  # fmt: skip
+    return done
+
+
+def group(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    sets: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        sets.setdefault(prompt.dataset, []).append(prompt)
+    return sets
+
+
+def fits(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> bool:
+    longest = max(len(llm.encode(p.turns[0])) for p in prompts)
+    return max(longest, place.context) + options.max_new_tokens <= llm.target.context_limit
+
+
+def read_cells(path: Path) -> list[Cell]:
+    try:
+        return [Cell.of_json(json.loads(line)) for line in path.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} does not hold cells of this version ({error}); name another --out.") from None
+
+
+def write_table(options: GridOptions, cells: Sequence[Cell]) -> None:
+    facts = {"cells": [c.to_json() for c in cells], "environment": environment(), "holds": sum(c.holds for c in cells)}
+    (options.out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    (options.out / "README.md").write_text("\n".join(table(cells)) + "\n")
+
+
+def table(cells: Sequence[Cell]) -> Iterator[str]:
+    """Markdown, the worst first."""
+    yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
+    yield ""
+    yield (
+        f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
+        f"{', '.join(FIXED)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts."
+    )
+    yield ""
+    yield "| data set | T | drafter | context | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for c in sorted(cells, key=lambda c: min(c.of_plain / LEAST_OF_PLAIN, c.of_fixed / LEAST_OF_FIXED)):
+        p = c.place
+        yield (
+            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.tokens_per_s[PLAIN]:.1f} "
+            f"| {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
+            f"| {interval(c.of_fixed, c.of_fixed_interval)} | {c.drafted:.0%} | {'yes' if c.holds else '**no**'} |"
+        )
+
+
+def interval(value: float, bounds: Sequence[float] | None) -> str:
+    return f"{value:.3f}" + (f" [{bounds[0]:.2f}–{bounds[1]:.2f}]" if bounds else "")

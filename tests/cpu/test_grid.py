@@ -1,0 +1,100 @@
+"""The never-slower grid: what its cells cover, what a worse drafter is, and that a stopped run goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from draftwood.bench import grid
+from draftwood.bench.grid import FIXED, OURS, Cell, GridOptions, Place, lengthened, places, run_grid, summarize, table
+from draftwood.bench.stats import PLAIN
+from draftwood.bench.worse import Worse
+from draftwood.drafters.base import Request
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel, Machine
+from draftwood.target import Target
+from draftwood.tree import Lattice
+from tests.reference import VOCAB, Truthful
+
+MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
+SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "alpaca")
+
+
+def test_forty_five_cells_cover_everything_and_each_context_meets_each_drafter_and_temperature() -> None:
+    found = places(SETS, full=False)
+    assert len(found) == len(set(found)) == 45 and len(places(SETS, full=True)) == 135
+    for pick in (
+        lambda p: (p.drafter, p.context),
+        lambda p: (p.temperature, p.context),
+        lambda p: (p.dataset, p.context),
+    ):
+        assert len({pick(p) for p in found}) == (15 if pick(found[0])[0] in SETS else 9)
+
+
+def test_prompts_are_lengthened_in_front() -> None:
+    assert lengthened([7, 8], [1, 2, 3], 7) == [1, 2, 3, 1, 2, 7, 8]
+    assert lengthened([7, 8, 9], [1], 2) == [7, 8, 9]
+
+
+def test_a_worse_drafter_keeps_its_confidence_and_loses_its_tokens() -> None:
+    inner = Truthful("inner", truth=list(range(40)), max_depth=6)
+    request = Request([1, 2, 3], 4, 4)
+    before = inner.draft([request])[0]
+    assert isinstance(before, Lattice)
+    for share, low, high in ((0.0, 1.0, 1.0), (0.5, 0.0, 0.99), (1.0, 0.0, 0.4)):
+        after = Worse(inner, share, VOCAB).draft([request])[0]
+        assert np.array_equal(after.logp, before.logp)
+        assert low <= (after.tokens == before.tokens).mean() <= high
+        again = Worse(inner, share, VOCAB).draft([request])[0]
+        assert np.array_equal(after.tokens, again.tokens), "a draft depends on its context alone"
+
+
+def totals(plain: float, ours: float, fixed: float) -> dict[str, np.ndarray]:
+    seconds = {PLAIN: plain, OURS: ours, **dict.fromkeys(FIXED, 9.0), FIXED[1]: fixed}
+    return {method: np.array([[10.0, s], [10.0, s]]) for method, s in seconds.items()}
+
+
+@pytest.mark.parametrize(("plain", "fixed", "holds"), [(1.0, 1.0, True), (0.96, 1.0, False), (1.0, 0.97, False)])
+def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
+    plain: float, fixed: float, holds: bool
+) -> None:
+    cell = summarize(Place("s", 0.0, "good", 128), totals(plain, 1.0, fixed), [], 1.0, 0)
+    assert cell.holds is holds and cell.best_fixed == FIXED[1]
+    assert cell.of_plain == pytest.approx(plain) and cell.of_fixed == pytest.approx(fixed)
+    assert Cell.of_json(json.loads(json.dumps(cell.to_json()))).place == cell.place
+    assert ("**no**" in "\n".join(table([cell]))) is not holds
+
+
+def tiny_llm(target: Target) -> Any:
+    drafter = Truthful("truthful", truth=[5] * 300)
+    engine = SimpleNamespace(latency=LatencyModel(MACHINE, target.work, drafter.work))
+    return SimpleNamespace(target=target, drafter=drafter, engine=engine, encode=lambda text: [1, 2, len(text)])
+
+
+def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "CONTEXTS", (16, 24, 4096))
+    monkeypatch.setattr(grid, "WARM_TOKENS", 4)
+    lines = [json.dumps({"turns": [f"question {i}"]}) for i in range(2)]
+    (tmp_path / "set.jsonl").write_text("\n".join(lines))
+    screen = Console(file=io.StringIO(), width=200)
+
+    def go(cells: int) -> list[Cell]:
+        options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, 6, cells)
+        return run_grid(options, lambda: tiny_llm(target), screen)
+
+    assert len(go(1)) == 1 and len(go(1)) == 2
+    found = go(99)
+    assert len(found) == len({c.place for c in found}) == 6, "of nine cells three do not fit into 256 tokens"
+    assert "3 cells do not fit" in screen.file.getvalue()  # type: ignore[attr-defined]
+    assert (tmp_path / "out" / "README.md").read_text().startswith("# Never slower?")
+    assert all(set(c.tokens_per_s) == {PLAIN, OURS, *FIXED} for c in found)
+    (tmp_path / "out" / "grid.jsonl").write_text("{}")
+    with pytest.raises(BadInput, match="another --out"):
+        go(1)
