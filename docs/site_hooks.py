@@ -60,7 +60,7 @@ def shown(source: Path) -> bool:
 def content(source: Path, path: str) -> str:
     text = source.read_text(encoding="utf-8")
     if source.suffix == ".md":  # its own links are relative to where it lies in the repository
-        return re.sub(r"\]\((?!https?://)[^)]+\)", "]()", text).replace("]()", "]")
+        return re.sub(r"\[([^\]]*)\]\((?!https?://)[^)]+\)", r"\1", text)
     fence = "`" * 4
     return f"# {path}\n\n{fence} {LANGUAGES.get(source.suffix, 'text')}\n{text}{fence}\n"
 

@@ -30,13 +30,13 @@ NEEDED = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing left over from an earlier build gets in."""
+    """Built from the source archive of a copy, so that nothing left over from an earlier build gets in."""
     copy = tmp_path_factory.mktemp("source") / "draftwood"
     shutil.copytree(ROOT / "draftwood", copy / "draftwood", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     out = copy / "dist"
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy))
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy))
     (found,) = out.glob("*.whl")
     return found
 
