@@ -39,7 +39,13 @@ class AcceptanceModel:
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
+        self._faintest: deque[float] = deque(maxlen=KEPT)  # mass of the last node that each of them verified
         self._idle = 0
+
+    @property
+    def faint(self) -> float:
+        """Below what mass no node is worth growing: half of what the last node of a recent tree had; 0 if unknown."""
+        return 0.0 if len(self._faintest) < TRIALS else min(self._faintest) / 2
 
     @property
     def depth(self) -> int | None:
@@ -64,6 +70,7 @@ class AcceptanceModel:
             accepted = np.zeros(round.n)
             accepted[np.array(round.path, np.int64) - 1] = 1
             self._learn(features, accepted)
+            self._faintest.append(float(round.mass[-1]))
         self._remember(features)
 
     def outlook(self, costs: Costs) -> Outlook:

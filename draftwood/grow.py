@@ -21,7 +21,6 @@ from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
 # A node of a conditional draft takes some 40 µs to grow. A decoder of 200 tokens/s writes 0.008 tokens meanwhile: nodes
 # of less mass bring less than they cost, whatever the policy thinks of them.
 FAINT = 0.008
-FAINTEST = -log(FAINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,10 @@ class Growth:
     per_depth: int | None = None  # nodes of one depth: 1 for a chain, a beam's width; None: any number
     depth: int | None = None  # of the deepest node; None: the draft's
 
-    def __call__(self, draft: Draft, root: int) -> Tree:
-        """The tree below the token `root`."""
+    def __call__(self, draft: Draft, root: int, faint: float = FAINT) -> Tree:
+        """The tree below the token `root`; nodes of less mass than `faint` need not be grown where growing is slow."""
         if self.per_depth is None:
-            return grow(draft, root, self.n_max)
+            return grow(draft, root, self.n_max, faint)
         if self.per_depth == 1:
             return chain(draft, root, self.n_max)
         return beam(draft, root, self.per_depth, self.depth or self.n_max)
@@ -49,15 +48,15 @@ class Growth:
         return min(total, self.n_max)
 
 
-def grow(draft: Draft, root: int, n_max: int) -> Tree:
-    """The best-first tree of at most `n_max` nodes below the token `root`.
+def grow(draft: Draft, root: int, n_max: int, faint: float = FAINT) -> Tree:
+    """The best-first tree of at most `n_max` nodes below the token `root`; of a conditional draft none below `faint`.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
     if isinstance(draft, Tree):
         return best_first(draft, root)[:n_max]
     if not isinstance(draft, Lattice):
-        return _alive(_grow_conditional(draft, root, n_max))
+        return _alive(_grow_conditional(draft, root, n_max, faint))
     return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max)))
 
 
@@ -193,9 +192,9 @@ class _Nodes:
         return Tree(tokens, parents, depths, mass, np.array(self.sources, np.int64))
 
 
-def _grow_conditional(draft: Conditional, root: int, n_max: int) -> Tree:
-    """Best first, down to FAINT: the heap holds the next child of every node taken so far that has one."""
-    nodes = _Nodes(draft, root)
+def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -> Tree:
+    """Best first: the heap holds the next child of every node taken so far that has one."""
+    nodes, most = _Nodes(draft, root), -log(max(faint, FAINT))
     heap: list[tuple[float, int, int, int, int]] = []
     queues: list[Iterator[Child]] = []
     for newest in range(n_max):
@@ -206,7 +205,7 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int) -> Tree:
                 cost, token, source = child
                 total = nodes.costs[parent] + max(cost, 0.0)
                 heappush(heap, (total, nodes.depths[parent] + 1, parent, token, source))
-        if not heap or heap[0][0] > FAINTEST:
+        if not heap or heap[0][0] > most:
             break
         cost, _, parent, token, source = heappop(heap)
         nodes.add(cost, parent, token, source)

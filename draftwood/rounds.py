@@ -131,7 +131,7 @@ class HostRounds:
         with clock("grow"):
             # A node at depth d can only be emitted if d more tokens fit before the bonus token.
             trees = [
-                request.policy.grow(draft, request.root).up_to_depth(request.remaining - 1)
+                _grow(request, draft).up_to_depth(request.remaining - 1)
                 for request, draft in zip(asked, found, strict=True)
             ]
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees)))
@@ -181,6 +181,12 @@ class HostRounds:
             tokens, taps = tokens[kept], None if taps is None else taps[kept]
         if self._drafter is not None:
             self._drafter.extend(prefix.state, tokens.tolist(), taps)
+
+
+def _grow(request: Request, draft: Draft) -> Tree:
+    if not request.policy.calibrated:
+        return request.policy.grow(draft, request.root)
+    return request.policy.grow(draft, request.root, request.acceptance.faint)
 
 
 def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:

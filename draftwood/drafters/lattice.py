@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.native.candidates import likeliest, takes
 from draftwood.tree import Lattice
 
 CHUNK = 64  # tokens per first-stage maximum; 32 to 256 are within 2x of each other for K up to 64
@@ -22,6 +23,9 @@ def lattice_of(logits: Tensor, width: int, ids: Tensor | None = None) -> Lattice
 
 def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Tokens and float32 log-probabilities of that lattice, still on the device."""
+    if takes(logits):
+        tokens, values = likeliest(logits, min(width, logits.shape[-1]))
+        return tokens if ids is None else ids[tokens], values
     logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     values, tokens = top_k(logp, min(width, logits.shape[-1]))
     return tokens if ids is None else ids[tokens], values.float()

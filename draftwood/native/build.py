@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from draftwood.config import config
+from draftwood.config import Config, config
 from draftwood.probe import processor
 
 SOURCE = Path(__file__).with_name("ops.c")
@@ -35,7 +35,7 @@ class Built:
     library: Path | None
     reason: str
 
-    @cached_property
+    @functools.cached_property
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
@@ -45,7 +45,11 @@ class Built:
 
 def operators() -> Built:
     """The library for this machine in the user's cache, unless DRAFTWOOD_COMPILE=0 switches it off."""
-    settings = config()
+    return _operators(config())
+
+
+@functools.cache
+def _operators(settings: Config) -> Built:
     if not settings.compile:
         return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
     return build(settings.operators, processor())

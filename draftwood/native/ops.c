@@ -14,6 +14,7 @@
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
+#define CHUNK 64      // logits that are looked at together
 #define NEVER -1e30f  // the score of a slot that is not seen
 
 typedef uint16_t bf16;
@@ -255,4 +256,53 @@ int attend(const bf16 *q, const bf16 *keys, const bf16 *values, const uint8_t *v
         free(scores);
     }
     return failed;
+}
+
+static inline float largest(vec x) {
+    float most = x[0];
+    for (int l = 1; l < LANES; l++) most = x[l] > most ? x[l] : most;
+    return most;
+}
+
+// log of the sum of the exponentials of a row.
+static float log_sum(const bf16 *row, int64_t size, float most) {
+    vec sum = {0};
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES) sum += exponential(widen(row + i) - most);
+    float rest = 0.0f;
+    for (int64_t i = whole; i < size; i++) rest += exponential(every(up(row[i]) - most))[0];
+    for (int l = 0; l < LANES; l++) rest += sum[l];
+    return most + logf(rest);
+}
+
+// The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
+// normalised over the row. Both out are [rows, k].
+void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, int64_t size, int64_t k, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16 *row = logits + r * size;
+        int64_t *place = places + r * k;
+        float *best = logp + r * k;
+        for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
+        for (int64_t start = 0; start < size; start += CHUNK) {
+            int64_t stop = start + CHUNK < size ? start + CHUNK : size;
+            if (stop - start == CHUNK) {  // most chunks hold nothing that is large enough
+                vec most = widen(row + start);
+                for (int64_t i = start + LANES; i < stop; i += LANES) {
+                    vec next = widen(row + i);
+                    most = pick(next > most, next, most);
+                }
+                if (!(largest(most) > best[k - 1])) continue;
+            }
+            for (int64_t i = start; i < stop; i++) {
+                float value = up(row[i]);
+                if (!(value > best[k - 1])) continue;
+                int64_t j = k - 1;
+                for (; j > 0 && value > best[j - 1]; j--) best[j] = best[j - 1], place[j] = place[j - 1];
+                best[j] = value, place[j] = i;
+            }
+        }
+        float all = log_sum(row, size, best[0]);
+        for (int64_t j = 0; j < k; j++) best[j] -= all;
+    }
 }

@@ -92,8 +92,11 @@ class Policy(Protocol):
         """Whether to run the drafter this round."""
         ...
 
-    def grow(self, draft: Draft, root: int) -> Tree:
-        """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device."""
+    def grow(self, draft: Draft, root: int, faint: float = 0.0) -> Tree:
+        """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device.
+
+        A calibrated policy is told below what mass no recent tree had any use for nodes.
+        """
         ...
 
     def choose(self, mass: Floats, costs: Costs) -> int:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from draftwood import doctor
+from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native.build import build, operators
+from draftwood.native.candidates import takes
 from draftwood.native.forward import Native
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree
@@ -86,3 +88,21 @@ def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert "for bfloat16" in doctor.operators_state(cpu, torch.float32)
     monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
     assert "switched off" in doctor.operators_state(cpu, torch.bfloat16)
+
+
+@compiled
+@pytest.mark.parametrize("size", [5, 64, 1000, 49152])
+def test_the_likeliest_tokens_are_those_of_the_formula(size: int) -> None:
+    logits = (torch.randn(9, size, generator=torch.Generator().manual_seed(2)) * 4).bfloat16()
+    logits[3] = -torch.inf
+    logits[3, 2] = 1.0
+    logits[4, :5] = 30.0  # equals
+    assert takes(logits)
+    tokens, logp = candidates(logits, 8)
+    truth = torch.log_softmax(logits.double(), -1)
+    order = truth.sort(dim=-1, descending=True, stable=True).indices[:, :8]
+    rows = [r for r in range(9) if r != 3]
+    assert torch.equal(tokens[rows], order[rows]) and int(tokens[3, 0]) == 2
+    torch.testing.assert_close(logp.double(), truth.gather(1, order), rtol=1e-5, atol=1e-5)
+    none, _ = candidates(logits[:0], 8)
+    assert none.shape == (0, min(8, size))
