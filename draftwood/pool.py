@@ -15,47 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import exp, log
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from draftwood.experts import Expert, Opinion
 from draftwood.successors import Successors
-from draftwood.tree import Child, Conditional, Lattice, Tree
+from draftwood.tree import Child, Lattice
 
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
 NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is learned
-SPOKEN = 16  # children of a conditional draft that count as its opinion
 DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
 STEP = 0.02  # of the gradient
 EVIDENCE = 4.0  # choices that a share's first guess counts for
 MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 TRIAL, RECENT, WORTH = 64, 0.01, 0.01  # choices before pooling is judged; weight of the newest; nats that it must bring
-
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """Some tokens' probabilities at a place, at most 1 together, and what this opinion's worth depends on."""
-
-    kind: Hashable  # opinions of one kind share what is learned about them
-    guess: float  # share that is believed before anything is learned
-    probs: dict[int, float]
-
-
-class Expert(Protocol):
-    """Somebody with opinions about paths. Its places are its own affair; None: it has lost the path."""
-
-    source: int
-
-    def start(self) -> Any: ...
-    def step(self, place: Any, token: int) -> Any: ...
-
-    def opinions(self, place: Any) -> Sequence[Opinion]:
-        """The best first."""
-        ...
 
 
 @dataclass(slots=True)
@@ -153,7 +130,6 @@ class Pool:
         depths = 0 if lattice is None else len(lattice.tokens)
         exponents = [weights.exponents[min(d, DEPTHS - 1)][0] if table else 1.0 for d in range(depths)]
         self._rows = None if lattice is None or not depths else _Rows(lattice, exponents)
-        self._alone = lattice
         self._known: dict[tuple[int, int], _Mixture] = {}
 
     def start(self) -> Place:
@@ -312,65 +288,3 @@ def known(seen: int) -> int:
 
 def _move(exponents: list[float], i: int, gradient: float, lowest: float) -> None:
     exponents[i] = min(max(exponents[i] + STEP * min(max(gradient, -2.0), 2.0), lowest), HIGHEST)
-
-
-class LatticeExpert:
-    """A further lattice, by depth."""
-
-    def __init__(self, lattice: Lattice, source: int) -> None:
-        self._tokens, self.source = lattice.tokens.tolist(), source
-        self._probs = np.exp(np.minimum(np.nan_to_num(lattice.logp, nan=-np.inf), 0.0)).tolist()
-
-    def start(self) -> int:
-        return 0
-
-    def step(self, place: int, token: int) -> int:
-        return place + 1
-
-    def opinions(self, place: int) -> Sequence[Opinion]:
-        if place >= len(self._tokens):
-            return ()
-        probs = dict(zip(self._tokens[place], self._probs[place], strict=True))
-        return (Opinion((self.source, min(place, DEPTHS)), 0.5, probs),)
-
-
-class TreeExpert:
-    """A tree, by node."""
-
-    def __init__(self, tree: Tree, source: int) -> None:
-        self.source = source
-        self._children: dict[int, dict[int, int]] = {}
-        self._tokens, self._mass, self._depths = tree.tokens.tolist(), tree.mass.tolist(), tree.depths.tolist()
-        for node, parent in enumerate(tree.parents.tolist()):
-            if parent >= 0:
-                self._children.setdefault(parent, {})[self._tokens[node]] = node
-
-    def start(self) -> int:
-        return 0
-
-    def step(self, place: int, token: int) -> int | None:
-        return self._children.get(place, {}).get(token)
-
-    def opinions(self, place: int) -> Sequence[Opinion]:
-        found = self._children.get(place)
-        if not found or not self._mass[place]:
-            return ()
-        probs = {token: min(self._mass[node] / self._mass[place], 1.0) for token, node in found.items()}
-        return (Opinion((self.source, min(self._depths[place], DEPTHS)), 0.5, probs),)
-
-
-class ConditionalExpert:
-    """A conditional draft, by its own places."""
-
-    def __init__(self, draft: Conditional, source: int) -> None:
-        self._draft, self.source = draft, source
-
-    def start(self) -> tuple[int, Any]:
-        return 0, self._draft.start()
-
-    def step(self, place: tuple[int, Any], token: int) -> tuple[int, Any]:
-        return place[0] + 1, self._draft.step(place[1], token)
-
-    def opinions(self, place: tuple[int, Any]) -> Sequence[Opinion]:
-        probs = {token: exp(-cost) for cost, token, _ in islice(self._draft.children(place[1]), SPOKEN)}
-        return (Opinion((self.source, min(place[0], DEPTHS)), 0.5, probs),) if probs else ()

@@ -165,9 +165,11 @@ class HostRounds:
         if isinstance(self._drafter, base.Learner):
             with clock("observe"):
                 # Plain decoding asks for no drafts and pays for none.
-                taught = [pair for pair in zip(parts, logits, strict=True) if pair[0].request.policy.n_max]
-                for part, rows in taught:
-                    self._drafter.learn(part.tree.tokens[-len(rows) :].tolist(), rows)
+                for part, verdict, rows in zip(parts, verdicts, logits, strict=True):
+                    if verdict is not None and part.request.policy.n_max:
+                        # Only what is committed: the softmax of a whole tree's rows takes as long as growing it.
+                        kept = [-1] if part.known else [0, *verdict.path]
+                        self._drafter.learn(part.tree.tokens[kept].tolist(), rows[kept])
         return verdicts
 
     def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""What the target itself said follows a token: learned from every node that it verifies, at no forward of its own.
+"""What the target itself said follows a token: learned from what it verifies, at no forward of its own.
 
 As in token recycling (arXiv 2408.08696), but with averaged probabilities, so that it can be weighed against others.
 """
@@ -48,6 +48,3 @@ class Successors:
             best = sorted(known.items(), key=lambda pair: -pair[1])[:KEPT]
             self._seen[token] = seen + 1
             self._tokens[token, : len(best)], self._probs[token, : len(best)] = zip(*best, strict=True)
-
-    def nbytes(self) -> int:
-        return self._tokens.nbytes + self._probs.nbytes + self._seen.nbytes

@@ -116,7 +116,7 @@ class Learner(ABC):
 
     @abstractmethod
     def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
-        """The target gave `logits` [M, V] behind each of the M `tokens`, along whatever path."""
+        """The target gave `logits` [M, V] behind each of the M `tokens`, which it has just committed."""
 
     @abstractmethod
     def fresh(self) -> Drafter:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from draftwood.drafters.automaton import SuffixAutomaton
 from draftwood.drafters.options import parse
 from draftwood.drafters.pooled import Voice
-from draftwood.pool import Expert, Opinion
+from draftwood.experts import Expert, Opinion
 
 LEVELS = 2  # the longest match speaks, and the next shorter one that occurred more often
 ANEW = 0.5  # occurrences that something new would have followed

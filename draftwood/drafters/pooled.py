@@ -16,14 +16,14 @@ from torch import Tensor
 from draftwood.drafters.base import Drafter, Learner, Request, taps_of
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
+from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
-from draftwood.pool import ConditionalExpert, Expert, LatticeExpert, Pool, TreeExpert, Weights
+from draftwood.pool import Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice, Tree
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
-TAUGHT = 64  # nodes of a round, the likeliest, whose logits are learned from
 
 
 class Voice(ABC):
@@ -109,7 +109,9 @@ class Pooled(Learner):
                 part.extend(own, tokens)
             elif not isinstance(part, Recycling):
                 part.extend(own, tokens, taps_of(part.tap_layers, self.tap_layers, taps))
-        if state.pool is not None:
+        if state.heard:  # nothing was drafted in between: another text may go on from here
+            state.pool = None
+        elif state.pool is not None:
             state.heard += tokens
 
     def rewind(self, state: PooledState, length: int) -> None:
@@ -132,9 +134,9 @@ class Pooled(Learner):
 
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
         if self._recycling is not None:
-            followers, logp = candidates(logits[:TAUGHT], LEARNED)
+            followers, logp = candidates(logits, LEARNED)
             table = self._recycling.table
-            table.learn(tokens[:TAUGHT], followers.cpu().numpy(), logp.exp().cpu().numpy())
+            table.learn(tokens, followers.cpu().numpy(), logp.exp().cpu().numpy())
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""

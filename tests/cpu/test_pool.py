@@ -14,8 +14,9 @@ from draftwood import registry
 from draftwood.drafters.base import Request
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
+from draftwood.experts import LatticeExpert, TreeExpert
 from draftwood.grow import FAINT, beam, chain, grow
-from draftwood.pool import FLOOR, LatticeExpert, Pool, TreeExpert, Weights
+from draftwood.pool import FLOOR, Pool, Weights
 from draftwood.successors import Successors
 from draftwood.tree import Lattice, Tree
 from tests.reference import Branching, Noisy, lattice, tiny_target
