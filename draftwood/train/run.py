@@ -68,7 +68,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
         notes.print(save_curves(options.out), soft_wrap=True)
         notes.print(closing(options.out, trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
-            push(options.out, options.push_to_hub)
+            notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
     return finished
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from draftwood.target import Target
 from draftwood.train import attention, data
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
-from draftwood.train.card import card
+from draftwood.train.card import card, push
 from draftwood.train.data import Identity, Manifest, Text
 from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
@@ -553,6 +554,29 @@ def test_a_run_leaves_log_curves_and_card(trained) -> None:
     assert (course.out / "training" / "curves.png").stat().st_size > 1000
     text = card(course, 150)
     assert f"{taus[-1]['dflash']:.2f}" in text and "greedy (6)" in text and "Thinking: default" in text
+
+
+def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    course, _, _ = trained
+    told: list[dict] = []
+
+    class Hub:
+        def create_repo(self, name: str, exist_ok: bool) -> None:
+            if name == "nobody/refused":
+                raise OSError("401 Unauthorized\nmore")
+
+        def upload_folder(self, **what) -> None:
+            told.append(what)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert push(course.out, "me/mine").endswith("me/mine")
+    kept = filter_repo_objects(
+        [p.relative_to(course.out).as_posix() for p in course.out.rglob("*") if p.is_file()],
+        ignore_patterns=told[0]["ignore_patterns"],
+    )
+    assert sorted(p for p in kept if not p.startswith("features/")) == ["config.json", "model.safetensors"]
+    with pytest.raises(BadInput, match="401 Unauthorized"):
+        push(course.out, "nobody/refused")
 
 
 def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_path: Path) -> None:
