@@ -211,4 +211,5 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     score = next(iter(tau.values()), math.inf)
     if score >= trainee.best:
         trainee.best = score if tau else 0.0
-        export(course.out, trainee.model, course.config, course.draft_tokens)
+        promised = trainee.best if tau and shown == 1 else None  # of a first drafter
+        export(course.out, trainee.model, course.config, course.draft_tokens, promised)

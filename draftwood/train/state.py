@@ -100,12 +100,16 @@ def _restore(trainee: Trainee, tensors: dict[str, Tensor], step: int) -> None:
             trainee.optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
 
 
-def export(out: Path, model: TrainableDFlash, config: dict[str, Any], draft_tokens: Tensor | None) -> None:
-    """The drafter's folder: config.json, bf16 weights, and the list of a trimmed head."""
+def export(
+    out: Path, model: TrainableDFlash, config: dict[str, Any], draft_tokens: Tensor | None, tau: float | None = None
+) -> None:
+    """The drafter's folder: config.json with the measured tau, bf16 weights, and the list of a trimmed head."""
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
     write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
     if draft_tokens is not None:
         write_text(out / DRAFT_TOKENS, json.dumps(draft_tokens.tolist()))
     else:
         (out / DRAFT_TOKENS).unlink(missing_ok=True)
+    promise = {} if tau is None else {"tau": round(tau, 2)}
+    config = {**config, "dflash_config": {**config["dflash_config"], **promise}}
     write_text(out / "config.json", json.dumps(config, indent=2) + "\n")
