@@ -551,7 +551,7 @@ def test_a_run_leaves_log_curves_and_card(trained) -> None:
     course, _, _ = trained
     taus = [line["tau"] for line in read_log(course.out) if "tau" in line]
     assert len(taus) == 3 and taus[-1]["dflash"] > taus[0]["dflash"]
-    assert DFlashDrafter.load(str(course.out), course.target).promised_tau() == pytest.approx(
+    assert DFlashDrafter.load(str(course.out), course.target).promised_tau == pytest.approx(
         max(tau["dflash"] for tau in taus), abs=0.005
     )
     assert (course.out / "training" / "curves.png").stat().st_size > 1000
