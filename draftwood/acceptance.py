@@ -44,8 +44,8 @@ class AcceptanceModel:
 
     @property
     def faint(self) -> float:
-        """Below what mass no node is worth growing: half of what the last node of a recent tree had; 0 if unknown."""
-        return 0.0 if len(self._faintest) < TRIALS else min(self._faintest) / 2
+        """Below what mass no node is worth growing: half of what recent trees ended with; 0 if unknown."""
+        return 0.0 if len(self._faintest) < TRIALS else float(np.quantile(self._faintest, 0.1)) / 2
 
     @property
     def depth(self) -> int | None:
