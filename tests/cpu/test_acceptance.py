@@ -230,17 +230,12 @@ def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
     assert model.depth == 2
 
 
-def chain(mass: list[float]) -> Tree:
-    size = 1 + len(mass)
-    return Tree(np.arange(size), np.arange(size) - 1, np.arange(size), np.array([1.0, *mass], np.float32))
-
-
 def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     model = AcceptanceModel()
     assert model.faint == 0.0
     for _ in range(48):
-        model.observe(a_round(chain([0.5, 0.1])))
-    assert 0.05 < model.faint < 0.1
+        model.observe(a_round(chain(3)))
+    assert 0.06 < model.faint < 0.125
     for _ in range(48):
-        model.observe(a_round(chain([0.5, 0.01])))
-    assert model.faint < 0.01
+        model.observe(a_round(chain(6)))
+    assert model.faint < 0.016
