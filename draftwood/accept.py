@@ -18,12 +18,21 @@ Draw = Callable[[int, Sequence[int]], int]
 
 
 @dataclass(frozen=True, slots=True)
+class Likelihood:
+    """What the target itself thought of an emitted token, before anything shaped its distribution."""
+
+    logp: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens with their log-probabilities, best first
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target made of a tree: the accepted node indices in order (no root), then one bonus token."""
 
     path: list[int]
     accepted: list[int]  # the tokens of `path`
     bonus: int
+    likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if asked for
 
     @property
     def tokens(self) -> list[int]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from draftwood.accept import Verdict
+from draftwood.accept import Likelihood, Verdict
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Joint, Policy
@@ -40,6 +40,7 @@ class Step:
     path: list[int]  # accepted nodes of `tree`; len(tokens) == len(path) + 1
     round: Round | None
     seconds: float  # of the round; of the step that ends the prefill: since the request joined
+    likelihoods: tuple[Likelihood, ...] | None = None  # of each token, if asked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,9 +220,9 @@ class Batch:
         """Commit a verdict to the request's text, and let go of the request if that ends it."""
         request = part.request
         if part.known:
-            step = Step([verdict.bonus], None, [], None, time.perf_counter() - request.start)
+            step = Step([verdict.bonus], None, [], None, time.perf_counter() - request.start, verdict.likelihoods)
         else:
-            step = Step(verdict.tokens, part.tree, verdict.path, record, seconds)
+            step = Step(verdict.tokens, part.tree, verdict.path, record, seconds, verdict.likelihoods)
         step = _cut(step, request.remaining, request.stop_ids)
         request.sampler.commit(step.tokens)
         request.finished = request.remaining <= 0 or step.tokens[-1] in request.stop_ids
@@ -270,4 +271,5 @@ def _cut(step: Step, remaining: int, stop_ids: frozenset[int]) -> Step:
     tokens = tokens if stop is None else tokens[: stop + 1]
     if len(tokens) == len(step.tokens):
         return step
-    return Step(tokens, step.tree, step.path[: len(tokens)], step.round, step.seconds)
+    told = step.likelihoods and step.likelihoods[: len(tokens)]
+    return replace(step, tokens=tokens, path=step.path[: len(tokens)], likelihoods=told)

@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from draftwood.errors import BadInput, DraftwoodError
+from draftwood.serve import command as serving
 from draftwood.train import commands
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -44,7 +45,11 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C."""
     given = list(sys.argv[1:] if args is None else args)
-    if given[:2] in (["bench", "gpu"], ["bench", "grid"]):  # commands of their own: their flags are others
+    if given[:2] in (
+        ["bench", "gpu"],
+        ["bench", "grid"],
+        ["bench", "serve"],
+    ):  # commands of their own: their flags are others
         given[:2] = [f"bench-{given[1]}"]
     try:
         sys.exit(app(given, prog_name="draftwood", standalone_mode=False))
@@ -232,6 +237,40 @@ def bench_gpu(
     run_gpu_bench(options)
 
 
+@app.command("bench-serve")
+def bench_serve(
+    concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,2,4,8,16,32",
+    policies: Annotated[
+        str, typer.Option(help="Comma-separated; plain decoding is always among them.")
+    ] = "bastion,ddtree:8",
+    prompts: Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; none: our own.")] = None,
+    turns: Annotated[int, typer.Option(help="Answers of each user.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Passes of each method.")] = 3,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
+    target: Target = None,
+    drafter: Drafter = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    target_path: TargetPath = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for summary.json.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Or "bench serve": many users at once, in all and for each of them, against plain batched decoding."""
+    loads = parse_numbers("concurrency", concurrency)
+    from rich.console import Console
+
+    from draftwood.bench.crowd import CrowdOptions, run_crowd
+    from draftwood.llm import load
+
+    options = CrowdOptions(
+        loads, names(policies), prompts or [], turns, max_new_tokens, repeats, temperature, seed, out
+    )
+    hide_progress_bars()
+    llm = load(target, drafter or None, dtype=dtype, device=device, target_path=target_path)
+    run_crowd(llm, options, Console(stderr=True))
+
+
 @app.command("bench-grid")
 def bench_grid(
     out: Annotated[Path, typer.Option(help="Folder; cells that it holds are not measured again.")],
@@ -350,6 +389,7 @@ def demo(
     run_demo(load(target, drafter or None, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
 
 
+serving.add_to(app)
 commands.add_to(app)
 
 

@@ -56,7 +56,7 @@ class Engine:
         BadInput: an unknown backend, or the device for parts that cannot run there.
         """
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
-        self._offline, self._remember = offline, remember
+        self._offline, self.remember = offline, remember
         self._acceptance: dict[tuple[str, float], AcceptanceModel] = {}
         self._latencies = {1: latency}
         self._asked, self.device = backend, Device(target, drafter)
@@ -71,7 +71,7 @@ class Engine:
     def fresh(self) -> Engine:
         """The same parts and prices, but nothing learned from texts."""
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
-        return Engine(self.target, drafter, self.policy, self.latency, self._offline, self._remember, self._asked)
+        return Engine(self.target, drafter, self.policy, self.latency, self._offline, self.remember, self._asked)
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
         """Where the rounds of a request run that starts now, alone."""
@@ -97,14 +97,14 @@ class Engine:
         Closing the iterator at any time is harmless.
         """
         request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy)
-        batch = self._batch_of_one(request.policy, rule)
+        batch = self.batch_of_one(request.policy, rule)
         try:
             batch.join(request)
             while not request.finished:
                 yield from batch.round().values()
         finally:
             batch.close()
-            self._remember()
+            self.remember()
 
     def batch(self, keep: Keep = lambda request, prefix: None) -> Batch:
         """Rounds on the host for any number of requests, which may join at any time.
@@ -153,10 +153,11 @@ class Engine:
             self._latencies[size] = LatencyModel(self.latency.machine, verify, draft)
         return self._latencies[size]
 
-    def _batch_of_one(self, policy: Policy, rule: Rule | None) -> Batch:
+    def batch_of_one(self, policy: Policy, rule: Rule | None, keep: Keep = lambda request, prefix: None) -> Batch:
+        """Rounds for a single request, where they run best."""
         if self.backend(policy, rule).name == "device":
-            return self._batch(DeviceRounds(self.device, self.target))
-        return self.batch()
+            return self._batch(DeviceRounds(self.device, self.target), keep)
+        return self.batch(keep)
 
     def _batch(self, rounds: Rounds, keep: Keep = lambda request, prefix: None) -> Batch:
         drafts = self.drafter is not None

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from draftwood.accept import Verdict, accept
+from draftwood.accept import Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
 from draftwood.drafters import base
 from draftwood.memory import require_request
@@ -200,7 +201,22 @@ def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:
 
 def _judge(part: Part, logits: Tensor) -> Verdict | None:
     """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
-    draw = part.request.sampler.draw
-    if not part.known:
-        return accept(part.tree, lambda node, path: draw(logits[node], path))
-    return Verdict([], [], draw(logits[-1])) if part.ends_prompt else None
+    draw, top = part.request.sampler.draw, part.request.likelihoods
+    if part.known and not part.ends_prompt:
+        return None
+    if part.known:
+        verdict = Verdict([], [], draw(logits[-1]))
+    else:
+        verdict = accept(part.tree, lambda node, path: draw(logits[node], path))
+    if top is None:
+        return verdict
+    return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
+
+
+def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:
+    """Of each of `tokens`, drawn from a row of `logits` [M, V]: its log-probability and the `top` likeliest."""
+    logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    own = logp[torch.arange(len(tokens)), list(tokens)].tolist()
+    values, ids = (part.tolist() for part in logp.topk(top))
+    best = (tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True))
+    return tuple(map(Likelihood, own, best))

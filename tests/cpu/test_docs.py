@@ -86,7 +86,7 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for code in [*blocks(page.read_text()), *re.findall(r"`(draftwood [^`]+)`", page.read_text())]:
             for line in code.replace("\\\n", " ").splitlines():
-                if found := re.match(r"(?:draftwood|\$\(BIN\)/draftwood) (bench gpu|[a-z-]+)", line):
+                if found := re.match(r"(?:draftwood|\$\(BIN\)/draftwood) (bench (?:gpu|grid|serve)|[a-z-]+)", line):
                     yield found[1].replace(" ", "-"), line
 
 

@@ -1,0 +1,178 @@
+"""`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
+
+At every load the methods answer the same prompts in turn, in one process. So many seats are kept taken as there are
+users: where an answer ends the next prompt sits down. Plain decoding runs without a drafter and without its taps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from draftwood import registry
+from draftwood.bench.environment import environment
+from draftwood.bench.measure import rotated
+from draftwood.bench.prompts import load_prompts
+from draftwood.bench.records import check_writable, write_summary
+from draftwood.bench.stats import PLAIN
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel
+from draftwood.llm import LLM
+from draftwood.request import Request
+from draftwood.sampling import Sampling
+
+LEAST_OF_PLAIN = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdOptions:
+    """What to measure. Raises BadInput for numbers that cannot be used."""
+
+    loads: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    policies: Sequence[str] = ("bastion", "ddtree:8")
+    prompts: Sequence[str] = ()
+    turns: int = 2  # answers of each user
+    max_new_tokens: int = 64
+    repeats: int = 3
+    temperature: float = 0.0
+    seed: int = 0
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.loads or min(*self.loads, self.turns, self.repeats, 1) < 1 or self.max_new_tokens < 2:
+            raise BadInput("--concurrency, --turns and --repeats must be 1 or more, --max-new-tokens 2 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One method's answers to all prompts of a load, once."""
+
+    tokens: int
+    seconds: float
+    users: list[float]  # tokens per second of each request, after its first token
+    width: float  # tokens of a forward, on average
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What came out for one method at one load; ratios are medians over the repeats, each against its neighbour."""
+
+    users: int
+    method: str
+    tokens_per_s: float
+    user_tokens_per_s: float  # the median user's
+    slowest_user: float
+    of_plain: float
+    width: float
+
+
+def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, Any]:
+    """Measure every load, print the table, write and return the summary."""
+    check_writable(options.out)
+    methods = [PLAIN, *(policy for policy in options.policies if policy != PLAIN)]
+    prompts = [llm.encode(prompt.turns[0]) for prompt in load_prompts(options.prompts)]
+    crowd = Crowd(llm, methods, options)
+    loads: list[Load] = []
+    for users in options.loads:
+        texts = [prompts[i % len(prompts)] for i in range(users * options.turns)]
+        loads += crowd.measure(users, texts, lambda line: console.print(line, style="dim", highlight=False))
+    facts = {"loads": [asdict(load) for load in loads], "environment": environment()}
+    if options.out is not None:
+        write_summary(options.out, facts)
+    console.print(table(loads, methods))
+    print(json.dumps(facts), flush=True)
+    return facts
+
+
+class Crowd:
+    """An engine for each method, which learns for itself."""
+
+    def __init__(self, llm: LLM, methods: Sequence[str], options: CrowdOptions) -> None:
+        self._llm, self._options = llm, options
+        self._engines = {method: self._engine(method) for method in methods}
+
+    def _engine(self, method: str) -> Engine:
+        policy = registry.policy(method)
+        if method != PLAIN:
+            fresh = self._llm.engine.fresh()
+            return Engine(fresh.target, fresh.drafter, policy, fresh.latency)
+        target = self._llm.target
+        return Engine(target, None, policy, LatencyModel(self._llm.engine.latency.machine, target.work))
+
+    def measure(self, users: int, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> list[Load]:
+        methods = list(self._engines)
+        for method in methods:  # kernels, and prices of forwards of this size
+            self.answer(method, users, prompts[:users])
+        passes: dict[str, list[Pass]] = {method: [] for method in methods}
+        for repeat in range(self._options.repeats):
+            for method in rotated(methods, repeat):
+                found = self.answer(method, users, prompts)
+                passes[method].append(found)
+                say(f"{users} users, {method}: {found.tokens_per_s:.1f} tokens/s")
+        return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
+
+    def answer(self, method: str, users: int, prompts: Sequence[Sequence[int]]) -> Pass:
+        """All prompts, never more than `users` at once."""
+        engine, options = self._engines[method], self._options
+        engine.target.tap(engine.drafter.tap_layers if engine.drafter else ())
+        batch, waiting = engine.batch(), list(reversed(prompts))
+        first: dict[Request, float] = {}
+        speeds, widths, start = [], [], time.perf_counter()
+        tokens = 0
+        while waiting or batch.requests:
+            while waiting and len(batch.requests) < users:
+                sampling = Sampling(options.temperature, seed=options.seed + len(waiting))
+                batch.join(engine.request(waiting.pop(), options.max_new_tokens, sampling, self._llm.stop_ids))
+            steps, now = batch.round(), time.perf_counter()
+            for request, step in steps.items():
+                tokens += len(step.tokens)
+                first.setdefault(request, now)
+                if request.finished and now > first[request]:
+                    written = len(request.sampler.tokens) - request.prompt - 1
+                    speeds.append(written / (now - first[request]))
+            rounds = [step.round for step in steps.values() if step.round]
+            widths += [rounds[0].width] if rounds else []
+        return Pass(tokens, time.perf_counter() - start, speeds, float(np.mean(widths)) if widths else float("nan"))
+
+
+def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass]) -> Load:
+    speeds = [speed for one in passes for speed in one.users]
+    return Load(
+        users,
+        method,
+        tokens_per_s=float(np.median([one.tokens_per_s for one in passes])),
+        user_tokens_per_s=float(np.median(speeds)),
+        slowest_user=min(speeds),
+        of_plain=float(np.median([a.tokens_per_s / b.tokens_per_s for a, b in zip(passes, plain, strict=True)])),
+        width=float(np.mean([one.width for one in passes])),
+    )
+
+
+def table(loads: Sequence[Load], methods: Sequence[str]) -> Table:
+    """A row for each load; a ratio below the promise is marked."""
+    shown = Table(title="tokens/s in all · of a user · over plain")
+    shown.add_column("users", justify="right")
+    for method in methods:
+        shown.add_column(method, justify="right")
+    for users in dict.fromkeys(load.users for load in loads):
+        cells = [
+            f"{load.tokens_per_s:.1f} · {load.user_tokens_per_s:.1f} · {load.of_plain:.2f}"
+            f"{'' if load.of_plain >= LEAST_OF_PLAIN else ' !'}"
+            for load in loads
+            if load.users == users
+        ]
+        shown.add_row(str(users), *cells)
+    return shown

@@ -1,0 +1,132 @@
+"""What stands before the application: the key, the size of bodies, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftwood.serve.failure import Refused
+
+OPEN = ("/health", "/version", "/", "/page")  # without a key: nothing of the model is behind them
+T = TypeVar("T")
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+class Guard:
+    """Refuses wrong keys and large bodies before anything is read into them."""
+
+    def __init__(self, app: ASGIApp, key: str | None, max_body_bytes: int) -> None:
+        self._app, self._most = app, max_body_bytes
+        self._key = None if key is None else key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check_key(scope)
+            body = await self._read(scope, receive)
+        except Refused as error:
+            return await error.response()(scope, receive, send)
+        except Gone:
+            return None
+        await self._app(scope, _replay(body, receive), send)
+
+    def _check_key(self, scope: Scope) -> None:
+        path = scope["path"]
+        if self._key is None or scope["method"] == "OPTIONS" or path in OPEN or path.startswith("/page/"):
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._key):
+            raise Refused(401, "Incorrect API key provided.", "invalid_api_key")
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._most:
+            raise self._too_large()
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._most:
+                raise self._too_large()
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"The body of the request has more than {self._most} bytes.", "body_too_large")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then whatever really comes (a disconnection)."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away. Raises Gone then."""
+    return await _race(work, _gone(request.receive))
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _race(work: Coroutine[Any, Any, T], leaving: Coroutine[Any, Any, None]) -> T:
+    tasks: Sequence[asyncio.Task[Any]] = [asyncio.create_task(work), asyncio.create_task(leaving)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            result: T = tasks[0].result()
+            return result
+        raise Gone
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Events(Response):
+    """Server-sent events, written until they end or the client goes away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], close: Callable[[], None]) -> None:
+        """`close` is called when nothing more will be written."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._close = events, close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with contextlib.suppress(Gone, OSError):
+                await _race(self._write(send), _gone(receive))
+        finally:
+            self._close()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

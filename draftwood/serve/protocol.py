@@ -1,0 +1,172 @@
+"""What clients send: OpenAI's requests, the fields that vLLM added to them, and two of our own.
+
+Fields that nobody knows are refused, as OpenAI does. Fields that cannot change the text here (`user`, `store` …) are
+taken and not used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+
+Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    include_usage: StrictBool = False
+    include_draftwood: StrictBool = Field(False, description="ours: each chunk tells what its round did")
+
+
+class JsonSchema(Strict):
+    name: StrictStr
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: StrictStr | None = None
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(Strict):
+    """`text`, `json_object`, `json_schema`, or ours: `grammar` in llguidance's Lark, or a regular expression."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar"]
+    json_schema: JsonSchema | None = None
+    syntax: Literal["lark", "regex"] = "lark"
+    definition: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("a response_format of type json_schema needs json_schema")
+        if self.type == "grammar" and self.definition is None:
+            raise ValueError("a response_format of type grammar needs a definition")
+        return self
+
+
+class Asked(Strict):
+    """What completions and chat completions have in common."""
+
+    model: StrictStr
+    n: Count | None = 1
+    stream: StrictBool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(strict=True, ge=0)] = 0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    stop_token_ids: list[Token] | None = None
+    ignore_eos: StrictBool = False
+    response_format: ResponseFormat | None = None
+    policy: StrictStr | None = Field(None, description="ours: how much to verify, as on the command line")
+    deadline: Annotated[float, Field(gt=0, le=86400)] | None = Field(None, description="ours: seconds")
+    user: StrictStr | None = None
+    store: StrictBool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: StrictStr | None = None
+    safety_identifier: StrictStr | None = None
+    prompt_cache_key: StrictStr | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionRequest(Asked):
+    prompt: StrictStr | list[StrictStr] | list[Token] | list[list[Token]]
+    logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    echo: Literal[False] | None = False
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+class Part(Strict):
+    type: Literal["text"]
+    text: StrictStr
+
+
+class FunctionCall(Strict):
+    name: StrictStr
+    arguments: StrictStr
+
+
+class ToolCall(Strict):
+    id: StrictStr
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: StrictStr | list[Part] | None = None
+    name: StrictStr | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: StrictStr | None = None
+    refusal: StrictStr | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+
+
+class Function(Strict):
+    name: Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    name: StrictStr
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Asked):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = False
+    top_logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Strict):
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: StrictBool = True
+    add_generation_prompt: StrictBool = True
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: StrictStr | None = None
+    tokens: Annotated[list[StrictInt], Field(max_length=1 << 20)]

@@ -1,0 +1,153 @@
+"""Answers in OpenAI's shapes: whole, and in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+from transformers import PreTrainedTokenizerBase
+
+from draftwood.accept import Likelihood
+from draftwood.serve.answer import Choice, Delta, Piece
+from draftwood.serve.tools import Call, Form, Sieve
+
+
+class Renderer(Protocol):
+    """How one kind of answer looks. Deltas of a choice come in order."""
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        """Chunks before the first text."""
+        ...
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]: ...
+    def whole(self, choice: Choice, deltas: Sequence[Delta]) -> dict[str, Any]: ...
+    def envelope(self, choices: list[dict[str, Any]], streamed: bool) -> dict[str, Any]: ...
+
+
+@dataclass
+class Head:
+    """What every answer begins with."""
+
+    model: str
+    kind: str  # chat.completion or text_completion
+    prefix: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{uuid4().hex}"
+
+    def envelope(self, choices: list[dict[str, Any]], streamed: bool) -> dict[str, Any]:
+        kind = self.kind + (".chunk" if streamed and self.kind == "chat.completion" else "")
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+class Chat:
+    """Chat completions; with a form, calls of tools are taken out of the text."""
+
+    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, form: Form | None, logprobs: bool) -> None:
+        self._head, self._tokenizer, self._form, self._logprobs = (
+            Head(model, "chat.completion", "chatcmpl"), tokenizer, form, logprobs,
+        )  # fmt: skip
+        self._sieves: dict[int, Sieve] = {}
+
+    def envelope(self, choices: list[dict[str, Any]], streamed: bool) -> dict[str, Any]:
+        return self._head.envelope(choices, streamed)
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        return [self._chunk(choice, {"role": "assistant", "content": ""})]
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        text, calls = delta.text, list[Call]()
+        if self._form is not None:
+            sieve = self._sieves.setdefault(choice.index, Sieve(self._form))
+            text = sieve.push(text)
+            if delta.finish:
+                rest, calls = sieve.end()
+                text += rest
+        chunk = self._chunk(choice, {"content": text} if text else {})
+        if self._logprobs:
+            chunk["logprobs"] = {"content": chat_logprobs([delta], self._tokenizer)}
+        if calls:
+            chunk["delta"]["tool_calls"] = [{"index": i, **call.to_json()} for i, call in enumerate(calls)]
+        chunk["finish_reason"] = "tool_calls" if calls else delta.finish
+        return [chunk]
+
+    def whole(self, choice: Choice, deltas: Sequence[Delta]) -> dict[str, Any]:
+        text, calls = "".join(delta.text for delta in deltas), list[Call]()
+        if self._form is not None:
+            text, calls = self._form.read(text)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = [call.to_json() for call in calls]
+        logprobs = {"content": chat_logprobs(deltas, self._tokenizer), "refusal": None} if self._logprobs else None
+        finish = "tool_calls" if calls else choice.finish
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _chunk(self, choice: Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+class Completion:
+    """Text completions."""
+
+    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, logprobs: bool) -> None:
+        self._head, self._tokenizer, self._logprobs = Head(model, "text_completion", "cmpl"), tokenizer, logprobs
+        self._offsets: dict[int, int] = {}
+
+    def envelope(self, choices: list[dict[str, Any]], streamed: bool) -> dict[str, Any]:
+        return self._head.envelope(choices, streamed)
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        return []
+
+    def chunks(self, choice: Choice, delta: Delta) -> list[dict[str, Any]]:
+        return [self._choice(choice, [delta], delta.finish)]
+
+    def whole(self, choice: Choice, deltas: Sequence[Delta]) -> dict[str, Any]:
+        return self._choice(choice, deltas, choice.finish)
+
+    def _choice(self, choice: Choice, deltas: Sequence[Delta], finish: str | None) -> dict[str, Any]:
+        text = "".join(delta.text for delta in deltas)
+        start = self._offsets.get(choice.index, 0)
+        self._offsets[choice.index] = start + len(text)
+        logprobs = completion_logprobs(deltas, self._tokenizer, start) if self._logprobs else None
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def chat_logprobs(deltas: Sequence[Delta], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """One entry for each token."""
+    return [
+        {**_told(piece.token, told.logp, tokenizer), "top_logprobs": [_told(t, p, tokenizer) for t, p in told.top]}
+        for piece, told in _pairs(deltas)
+    ]
+
+
+def completion_logprobs(deltas: Sequence[Delta], tokenizer: PreTrainedTokenizerBase, start: int) -> dict[str, Any]:
+    """Parallel lists; `start` is where the text of these deltas begins in the answer."""
+    offsets = []
+    for piece, _ in _pairs(deltas):
+        offsets.append(start)
+        start += len(piece.text)
+    return {
+        "tokens": [_spell(piece.token, tokenizer) for piece, _ in _pairs(deltas)],
+        "token_logprobs": [told.logp for _, told in _pairs(deltas)],
+        "top_logprobs": [{_spell(t, tokenizer): p for t, p in told.top} for _, told in _pairs(deltas)],
+        "text_offset": offsets,
+    }
+
+
+def _pairs(deltas: Sequence[Delta]) -> list[tuple[Piece, Likelihood]]:
+    return [pair for delta in deltas for pair in zip(delta.pieces, delta.likelihoods, strict=True)]
+
+
+def _told(token: int, logp: float, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    text = _spell(token, tokenizer)
+    return {"token": text, "logprob": max(logp, -9999.0), "bytes": list(text.encode())}
+
+
+def _spell(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.decode([token]))

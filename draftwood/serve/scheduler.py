@@ -1,0 +1,222 @@
+"""The worker: one thread runs the rounds of a batch, lets requests in while there is room, and drops those given up."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from draftwood import memory
+from draftwood.batch import Step
+from draftwood.drafters.base import Placeable
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.prefix import PrefixCache
+from draftwood.request import Request
+from draftwood.rounds import Prefix
+from draftwood.sampling import Rule
+from draftwood.serve.failure import Refused
+from draftwood.serve.metrics import Metrics
+from draftwood.serve.options import Options
+
+LOG = logging.getLogger("draftwood.serve")
+SAMPLE = 1024  # tokens over which a drafter's memory is averaged
+LONGEST_RETRY_S = 60
+GIVEN_UP = "abandoned"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One text to be written. `tell` gets its steps, or why there will be none, on the worker's thread."""
+
+    request: Request
+    tell: Callable[[Step | Refused], None]
+    until: float  # monotonic time at which it is given up
+    rule: Rule | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = math.nan
+    first: float = math.nan  # when its first step came
+    last: float = math.nan  # when its last step came
+    cancelled: str | None = None  # why nobody wants more of it
+
+
+class Scheduler:
+    """Jobs wait in line, first come, first served, until a seat and memory for all of their tokens are free."""
+
+    def __init__(self, engine: Engine, options: Options, metrics: Metrics) -> None:
+        self.engine, self.metrics = engine, metrics
+        self.max_len = min(options.max_model_len or engine.target.context_limit, engine.target.context_limit)
+        self.seats, self.max_waiting = options.max_concurrency, options.max_waiting
+        self.kv_tokens = options.kv_tokens or self._affordable()
+        known = self.kv_tokens // 2 if options.prefix_tokens is None else options.prefix_tokens
+        self.prefixes = PrefixCache(engine.drafter, min(known, self.kv_tokens))
+        self.draining = False
+        self._waiting: deque[Job] = deque()
+        self._running: dict[Request, Job] = {}
+        self._batch = engine.batch(self._keep)
+        self._changed = threading.Condition()
+        self._mean_s = 1.0  # that a job takes
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="draftwood-rounds", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- any thread --------------------------------------------------------------------------------------
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue all of these, or raise Refused."""
+        needed = max(job.request.capacity for job in jobs)
+        if needed > self.kv_tokens:
+            raise Refused(
+                400, f"The request needs memory for {needed} tokens; this server has {self.kv_tokens} in all."
+            )
+        with self._changed:
+            if self.draining:
+                raise Refused(503, "The server is going down.", "shutting_down", retry_s=1)
+            free = max(0, self.seats - len(self._running))
+            if len(self._waiting) + len(jobs) > self.max_waiting + free:
+                self.metrics.refused()
+                raise Refused(429, "The queue is full; try again later.", "queue_full", retry_s=self._retry_s())
+            self._waiting.extend(jobs)
+            self._changed.notify_all()
+
+    def cancel(self, job: Job, reason: str = GIVEN_UP) -> None:
+        """Drop a job before the next round."""
+        with self._changed:
+            job.cancelled = reason
+            self._changed.notify_all()
+
+    def drain(self, seconds: float) -> None:
+        """Take nothing new, let jobs end for `seconds`, then give up what is left."""
+        self.draining = True
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._running, seconds)
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+        self.engine.remember()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Jobs that are written and jobs that wait."""
+        return len(self._running), len(self._waiting)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that running jobs may come to need."""
+        return sum(request.capacity for request in list(self._running))
+
+    def _retry_s(self) -> int:
+        turns = 1 + len(self._waiting) / self.seats
+        return min(LONGEST_RETRY_S, max(1, math.ceil(turns * self._mean_s)))
+
+    def _affordable(self) -> int:
+        """Tokens in half of the memory that is free, but no more than all seats could use."""
+        target, drafter = self.engine.target, self.engine.drafter
+        each = target.kv_bytes_per_token()
+        if isinstance(drafter, Placeable):
+            each += drafter.state_bytes(SAMPLE) // SAMPLE
+        most = self.seats * (self.max_len + 1 + self.engine.policy.n_max)
+        free = memory.free_bytes(target.device)
+        return most if free is None else max(2, min(most, free // 2 // max(each, 1)))
+
+    # --- the worker's thread -----------------------------------------------------------------------------
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._running or self._stopped)
+                if self._stopped:
+                    break
+            try:
+                self._turn()
+            except Exception:
+                LOG.exception("a round failed; its requests are given up")
+                self._give_up(Refused(500, "The server made a mistake; its log says more.", "internal_error"))
+        self._give_up(Refused(503, "The server is going down.", "shutting_down"))
+
+    def _turn(self) -> None:
+        self._drop()
+        self._admit()
+        if not self._batch.requests:
+            return
+        steps = self._batch.round()
+        now = time.monotonic()
+        for request, step in steps.items():
+            job = self._running[request]
+            job.first = now if step.round is None else job.first
+            self.metrics.step(job, step, now)
+            job.last = now
+            if request.finished:
+                self._end(job)
+            job.tell(step)
+
+    def _drop(self) -> None:
+        """Let go of jobs whose client or whose time is gone."""
+        now = time.monotonic()
+        with self._changed:
+            gone = [job for job in (*self._running.values(), *self._waiting) if job.cancelled or job.until <= now]
+            self._waiting = deque(job for job in self._waiting if job not in gone)
+        for job in gone:
+            if job.request in self._running:
+                self._batch.leave(job.request)
+                self._end(job, job.cancelled or GIVEN_UP)
+            if not job.cancelled:
+                job.tell(Refused(504, "The request's deadline passed.", "deadline_exceeded"))
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.seats:
+            job = self._waiting[0]
+            if self.reserved + job.request.capacity > self.kv_tokens:
+                return  # those behind it wait, too: else a large request would wait forever
+            with self._changed:
+                self._waiting.popleft()
+            self.prefixes.shrink(self.kv_tokens - self.reserved - job.request.capacity)
+            try:
+                self._begin(job)
+            except BadInput as error:  # less memory than was thought
+                if self._running:
+                    with self._changed:
+                        self._waiting.appendleft(job)
+                    return
+                job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
+
+    def _begin(self, job: Job) -> None:
+        request = job.request
+        if self.seats == 1 and request.likelihoods is None:  # then rounds may run on the device, from a fresh start
+            where = self.engine.backend(request.policy, job.rule).name
+            self._batch = self.engine.batch_of_one(request.policy, job.rule, self._keep)
+            self._batch.join(request, None if where == "device" else self.prefixes.find(request))
+        else:
+            self._batch.join(request, self.prefixes.find(request))
+        job.admitted = time.monotonic()
+        self._running[request] = job
+        self.metrics.admitted(job)
+
+    def _keep(self, request: Request, prefix: Prefix) -> None:
+        self.prefixes.keep(request, prefix)
+        self.prefixes.shrink(self.kv_tokens - self.reserved)
+
+    def _end(self, job: Job, reason: str | None = None) -> None:
+        now = time.monotonic()
+        with self._changed:
+            del self._running[job.request]
+            self._changed.notify_all()
+        self._mean_s += 0.1 * (now - job.admitted - self._mean_s)
+        self.metrics.ended(job, reason or finish_reason(job.request), now)
+
+    def _give_up(self, why: Refused) -> None:
+        with self._changed:
+            jobs = [*self._running.values(), *self._waiting]
+            self._running, self._waiting = {}, deque()
+            self._changed.notify_all()
+        self._batch = self.engine.batch(self._keep)
+        for job in jobs:
+            job.tell(why)
+
+
+def finish_reason(request: Request) -> str:
+    return "stop" if request.sampler.tokens[-1] in request.stop_ids else "length"

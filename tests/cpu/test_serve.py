@@ -1,0 +1,165 @@
+"""What the server is made of: tool calls in text, rules and grammars at nodes, options. With clients: tests/e2e."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood.errors import BadInput
+from draftwood.sampling import Sampling
+from draftwood.serve.grammar import Grammars, of_lark, of_regex, of_schema
+from draftwood.serve.metrics import Metrics
+from draftwood.serve.options import Options
+from draftwood.serve.rules import Shaping
+from draftwood.serve.tools import Call, Form, Sieve
+from tests.reference import byte_tokenizer
+from tests.serving import tiny_llm
+
+HERMES, LLAMA = Form("<tool_call>", "arguments"), Form("{", "parameters")
+WROTE = '<tool_call>\n{"name": "a", "arguments": {"x": {"y": "</tool_call>"}}}\n</tool_call>'
+CALL = Call("a", '{"x": {"y": "</tool_call>"}}')
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "rest", "calls"),
+    [
+        (HERMES, "nothing to call", "nothing to call", []),
+        (HERMES, WROTE, "", [CALL]),
+        (HERMES, f"Let me see. {WROTE}", "Let me see.", [CALL]),
+        (HERMES, f"{WROTE}\n{WROTE}", "", [CALL, CALL]),
+        (HERMES, "<tool_call>{broken", "<tool_call>{broken", []),
+        (HERMES, '<tool_call>{"name": 3, "arguments": {}}', '<tool_call>{"name": 3, "arguments": {}}', []),
+        (HERMES, '<tool_call>{"name": "a", "arguments": {}}', "", [Call("a", "{}")]),
+        (LLAMA, '{"name": "a", "parameters": {"x": 1}}', "", [Call("a", '{"x": 1}')]),
+        (LLAMA, 'It is {"name": "a", "parameters": {}}', 'It is {"name": "a", "parameters": {}}', []),
+        (LLAMA, '{"name": "a"}', '{"name": "a"}', []),
+    ],
+)
+def test_calls_are_read_whole_or_not_at_all(form: Form, text: str, rest: str, calls: list[Call]) -> None:
+    assert form.read(text) == (rest, calls)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize(
+    ("text", "streams"), [(f"Well. {WROTE}", "Well. "), ("a < b <tool", "a < b "), (WROTE, ""), ("plain", "plain")]
+)
+def test_text_streams_until_a_call_may_begin(text: str, streams: str, size: int) -> None:
+    sieve = Sieve(HERMES)
+    passed = "".join(sieve.push(text[at : at + size]) for at in range(0, len(text), size))
+    rest, calls = sieve.end()
+    assert passed == streams
+    assert (passed + rest).strip() == HERMES.read(text)[0] and calls == HERMES.read(text)[1]
+
+
+def test_templates_say_how_calls_look() -> None:
+    assert Form.of("{{ tools }} <tool_call>") == HERMES
+    assert Form.of('{{ tools }} {"name": n, "parameters": p}') == LLAMA
+    for template in (None, "", "{{ messages }}"):
+        with pytest.raises(BadInput, match="knows no tools"):
+            Form.of(template)
+
+
+def test_shaping_by_its_formulas() -> None:
+    scores = torch.zeros(8)
+    shaped = Shaping(2, {5: 3.0}, presence=0.5, frequency=0.25, least=4, ends=frozenset({7}))
+    found = shaped([1, 1, 2, 2, 3], scores)
+    expected = torch.tensor([0, 0, -1.0, -0.75, 0, 3.0, 0, -math.inf])  # tokens of the prompt are not counted
+    assert torch.equal(found, expected) and not scores.any()
+    assert torch.equal(shaped([1, 1], scores)[:7], torch.tensor([0, 0, 0, 0, 0, 3.0, 0]))
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(byte_tokenizer(), 260, [256])
+
+
+def allowed(grammars: Grammars, grammar: str, text: str) -> set[int]:
+    """Tokens after a text, by a fresh matcher."""
+    ids = list(byte_tokenizer()(text).input_ids)
+    return set(torch.isfinite(grammars.make(grammar).mask(ids, torch.zeros(260))).nonzero()[:, 0].tolist())
+
+
+def test_a_grammar_can_be_asked_about_any_node_in_any_order(grammars: Grammars) -> None:
+    """Along one branch, back, and along another: always what a fresh matcher says."""
+    grammar, one = of_regex("ab(c|d)*e|abx"), grammars.make(of_regex("ab(c|d)*e|abx"))
+    texts = ["", "a", "ab", "abc", "abcd", "abcde", "abd", "abx", "a", "abdd"]
+    for text, again in itertools.product(texts, repeat=2):
+        for asked in (text, again):
+            ids = list(byte_tokenizer()(asked).input_ids)
+            found = torch.isfinite(one.mask(ids, torch.zeros(260))).nonzero()[:, 0].tolist()
+            assert set(found) == allowed(grammars, grammar, asked), (text, again)
+
+
+def test_a_finished_form_allows_nothing_but_the_end(grammars: Grammars) -> None:
+    assert allowed(grammars, of_regex("ab"), "ab") == {256}
+    assert allowed(grammars, of_lark('start: "x" "y"?'), "x") > {256}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: of_schema({"type": "nope"}), lambda: of_lark("start: foo"), lambda: of_regex("((")]
+)
+def test_bad_grammars_are_told(grammars: Grammars, make) -> None:
+    with pytest.raises(BadInput, match="cannot be used"):
+        grammars.make(make())
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:16", "bastion"])
+def test_forms_hold_in_trees(policy: str) -> None:
+    """The same text under every policy, and always within the form."""
+    llm = tiny_llm()
+    made = Grammars(llm.tokenizer, llm.target.vocab_size, llm.stop_ids)
+    schema = {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 4, "maxItems": 9}
+    ids = llm.encode("hello")
+
+    def write(policy: str, seed: int) -> str:
+        rule = Shaping(len(ids), {}, ends=llm.stop_ids, grammar=made.make(of_schema(schema)))
+        sampling = Sampling(1.0, seed=seed)
+        request = llm.engine.run(ids, 200, sampling, llm.stop_ids, rule, policy=llm_policy(policy))
+        return str(llm.tokenizer.decode([t for s in request for t in s.tokens], skip_special_tokens=True))
+
+    for seed in range(3):
+        text = write(policy, seed)
+        assert set(json.loads(text)) <= {1, 22, 333} and text == write("autoregressive", seed)
+
+
+def llm_policy(name: str):
+    from draftwood import registry
+
+    return registry.policy(name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (dict(port=70000), "--port is 70000"),
+        (dict(max_concurrency=0), "--max-concurrency is 0"),
+        (dict(kv_tokens=1), "--kv-tokens is 1"),
+        (dict(prefix_tokens=-1), "--prefix-tokens is -1"),
+        (dict(deadline_s=0), "--deadline"),
+        (dict(api_key=" "), "--api-key is empty"),
+    ],
+)
+def test_flags_that_cannot_be(flags: dict, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        Options(**flags)
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    """Every name in examples/grafana.json is one that the server tells."""
+    told = Metrics("tiny").text(0, 0, 0.0).decode()
+    names = set(re.findall(r"# TYPE (\S+) ", told))
+    known = names | {f"{name}_bucket" for name in names} | {name for name in names if name.endswith("_total")}
+    board = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"(?:vllm|draftwood):\w+", target["expr"])
+    }
+    assert len(asked) > 12 and asked <= known, asked - known
