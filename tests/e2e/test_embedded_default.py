@@ -61,7 +61,7 @@ def test_ctrl_c_mid_stream(home: Path) -> None:
     assert run.stdout is not None
     seen = run.stdout.read(20)
     run.send_signal(signal.SIGINT)
-    rest, err = run.communicate(timeout=60)
+    rest, err = run.communicate(timeout=300)
     assert run.returncode == 130 and err == "" and (seen + rest).strip()
 
 
@@ -71,4 +71,4 @@ def test_a_closed_pipe_is_quiet(home: Path) -> None:
     assert run.stdout.read(1)
     run.stdout.close()
     assert run.stderr.read() == ""
-    run.wait(timeout=60)
+    run.wait(timeout=300)
