@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.policies.base import Costs, Outlook
+from draftwood.policies.base import Costs, Outlook, Prospect
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
 
@@ -76,18 +76,24 @@ class AcceptanceModel:
             self._faintest.append(float(round.mass[-1]))
         self._remember(features)
 
-    def outlook(self, costs: Costs) -> Outlook:
-        """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
+    def prospect(self) -> Prospect | None:
+        """A drafted round like the recent ones; None before there were enough of them."""
         if len(self._recent) < TRIALS:
-            return Outlook(float("nan"), self._idle)
+            return None
         # Recent trees are judged by what is known now: the first ones were expected to do as the drafter says.
         shares = np.array(self._shares) / sum(self._shares)
         sizes = np.array([len(features) for features in self._recent])
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
-        n = min(round(float(shares @ sizes)), len(costs.verify_s) - 1)
+        return Prospect(float(expected), float(shares @ sizes))
+
+    def outlook(self, costs: Costs) -> Outlook:
+        """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
+        prospect = self.prospect()
+        if prospect is None:
+            return Outlook(float("nan"), self._idle)
+        n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        others = costs.requests - 1  # that share the round: each of them emits at least one token
-        return Outlook(float((others + expected) / (others + 1) * costs.plain_s / seconds), self._idle)
+        return Outlook(float(prospect.tokens * costs.plain_s / seconds), self._idle)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

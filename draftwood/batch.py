@@ -70,6 +70,7 @@ class Batch:
         self._rounds, self._has_drafter = rounds, drafts
         self._latency_of, self._offline, self._keep = latency_of, offline, keep
         self._begun: _Begun | None = None
+        self._idle = 0  # rounds since all requests were drafted for
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
@@ -102,7 +103,7 @@ class Batch:
         beside = max(len(writing) - 1, 0) + sum(chunk.size for chunk in chunks)
         with clock("choose"):
             costs = self._costs(writing, beside)
-            drafts = [self._drafts(request, costs[request.policy]) for request in writing]
+            drafts = self._drafts(writing, costs)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
             trees = self._choose(writing, proposed, costs, beside)
@@ -137,11 +138,35 @@ class Batch:
         costs = latency.costs(widths[-1] - 1, context)
         return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
 
-    def _drafts(self, request: Request, costs: Costs) -> bool:
-        if not self._has_drafter or request.remaining <= 1:
-            return False
-        model = request.own if costs.requests > 1 else request.acceptance
-        return request.policy.drafts(model.outlook(costs.share()))
+    def _drafts(self, writing: Sequence[Request], costs: Mapping[Policy, Costs]) -> list[bool]:
+        """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
+        able = [self._has_drafter and request.remaining > 1 for request in writing]
+        drafts, groups = list(able), self._groups(writing)
+        for i, request in enumerate(writing):
+            if able[i] and not any(i in members for members in groups.values()):
+                drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
+        for policy, members in groups.items():
+            members = [i for i in members if able[i]]
+            prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
+            seconds = [self._draft_s(k, _mean_context(writing)) for k in range(1 + len(members))]
+            price = costs[writing[members[0]].policy] if members else None
+            chosen = policy.together(prospects, self._idle, price, seconds) if price else []
+            for i, asks in zip(members, chosen, strict=True):
+                drafts[i] = asks
+        self._idle = 0 if drafts == able else self._idle + 1
+        return drafts
+
+    def _groups(self, writing: Sequence[Request]) -> dict[Joint, list[int]]:
+        """Places of requests that compete under one policy. A lone request does not."""
+        groups: dict[Joint, list[int]] = {}
+        for i, request in enumerate(writing if len(writing) > 1 else ()):
+            if isinstance(request.policy, Joint):
+                groups.setdefault(request.policy, []).append(i)
+        return groups
+
+    def _draft_s(self, requests: int, context: int) -> float:
+        """Seconds that drafting for so many requests takes."""
+        return self._latency_of(requests).costs(0, context).draft_s if requests else 0.0
 
     def _choose(
         self,
@@ -155,19 +180,16 @@ class Batch:
             proposal.tree if proposal else root_only(request.root)
             for request, proposal in zip(writing, proposed, strict=True)
         ]
-        alone = len(writing) == 1
-        masses = [_mass(request, tree, alone) for request, tree in zip(writing, trees, strict=True)]
-        groups: dict[Joint, list[int]] = {}
-        sizes = [0] * len(trees)
-        for i, request in enumerate(writing):
-            if isinstance(request.policy, Joint) and not alone:
-                groups.setdefault(request.policy, []).append(i)
-            else:
-                sizes[i] = request.policy.choose(masses[i], costs[request.policy])
+        groups, context, drafted = self._groups(writing), _mean_context(writing), sum(map(bool, proposed))
+        masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
+        sizes = [
+            0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
+            for request, mass in zip(writing, masses, strict=True)
+        ]
         for policy, members in groups.items():
             nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
-            taken = beside + sum(sizes)
-            price = self._price(writing[members[0]].policy, nodes, _mean_context(writing), len(writing), taken)
+            price = self._price(writing[members[0]].policy, nodes, context, len(writing), beside + sum(sizes))
+            price = replace(price, draft_s=self._draft_s(drafted, context))
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
                 sizes[i] = n
         return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
@@ -193,10 +215,12 @@ class Batch:
         writing = [part.request for part in parts if not part.known]
         if not writing:
             return [None] * len(parts)
-        width, drafted = self._width(sum(part.size for part in parts)), any(draft is not None for draft in begun.drafts)
+        width, drafted = self._width(sum(part.size for part in parts)), sum(draft is not None for draft in begun.drafts)
         nodes = sum(len(part.tree) for part in parts if not part.known)
         latency, context = self._latency_of(len(writing)), _mean_context(writing)
-        predicted = latency.predict(nodes, context, drafted, width - 1 - nodes)
+        predicted = latency.predict(nodes, context, drafted > 0, width - 1 - nodes)
+        if drafted:
+            predicted = {**predicted, "draft": self._draft_s(drafted, context)}
         records = [
             None if part.known or verdict is None else _record(part, verdict, draft, width, seconds, predicted)
             for part, verdict, draft in zip(parts, verdicts, begun.drafts, strict=True)
@@ -206,9 +230,16 @@ class Batch:
                 part.request.acceptance.observe(record)
                 if len(writing) > 1:
                     part.request.own.observe(record)
-        if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
-            whole = replace(records[0], context=context, n=nodes, drafted=drafted, padding=width - 1 - nodes)
-            latency.observe(whole if len(parts) > 1 else records[0])
+        if len(writing) == len(parts) == 1 and records[0]:
+            latency.observe(records[0])
+        elif len(writing) == len(parts) and records[0]:  # chunks are another kind of work
+            own = {verb: s for verb, s in seconds.items() if verb != "draft"}
+            padding = width - 1 - nodes
+            latency.observe(
+                replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding, seconds=own)
+            )
+            if seconds.get("draft"):
+                self._latency_of(drafted).observe_draft(seconds["draft"], context)
         return records
 
     def _width(self, tokens: int) -> int:

@@ -159,6 +159,11 @@ class LatencyModel:
             self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
+    def observe_draft(self, seconds: float, context: int) -> None:
+        """Learn from a draft alone."""
+        self._learned.draft_at(context).move(log(seconds * exp(-self._pace) / self._draft_s(context)))
+        self._costs.clear()
+
     def _learn_verify(self, round: Round, usual: float) -> None:
         """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
 

@@ -165,12 +165,9 @@ class HostRounds:
                 start += part.size
         if isinstance(self._drafter, base.Learner):
             with clock("observe"):
-                # Plain decoding asks for no drafts and pays for none.
-                for part, verdict, rows in zip(parts, verdicts, logits, strict=True):
-                    if verdict is not None and part.request.policy.n_max:
-                        # Only what is committed: the softmax of a whole tree's rows takes as long as growing it.
-                        kept = [-1] if part.known else [0, *verdict.path]
-                        self._drafter.learn(part.tree.tokens[kept].tolist(), rows[kept])
+                tokens, rows = _committed(parts, verdicts)
+                if tokens:
+                    self._drafter.learn(tokens, result.logits[rows])
         return verdicts
 
     def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -197,6 +194,24 @@ def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:
     if not isinstance(draft, Lattice):
         return grown
     return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
+
+
+def _committed(parts: Sequence[Part], verdicts: Sequence[Verdict | None]) -> tuple[list[int], list[int]]:
+    """Committed tokens that logits were computed for, and their rows: what a drafter may learn from.
+
+    The softmax of a whole tree's rows would take as long as growing it, and plain decoding, which asks for no drafts,
+    pays for none.
+    """
+    tokens: list[int] = []
+    rows: list[int] = []
+    start = 0
+    for part, verdict in zip(parts, verdicts, strict=True):
+        if verdict is not None and part.request.policy.n_max:
+            kept = [-1] if part.known else [0, *verdict.path]
+            tokens += part.tree.tokens[kept].tolist()
+            rows += [start + max(node, 0) for node in kept]  # of known text there is one row, its last
+        start += 1 if part.known else part.size
+    return tokens, rows
 
 
 def _judge(part: Part, logits: Tensor) -> Verdict | None:

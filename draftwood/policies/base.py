@@ -43,13 +43,13 @@ class Costs:
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
         return Costs(plain_s, self.draft_s, self.aux_s[:-tokens], self.verify_s[tokens:], requests)
 
-    def share(self) -> Costs:
-        """What one request of the batch adds to a plain round: its part of what drafting takes."""
-        if self.requests == 1:
-            return self
-        plain_host = self.plain_s - float(self.verify_s[0])
-        aux_s = plain_host + (self.aux_s - plain_host) / self.requests
-        return replace(self, draft_s=self.draft_s / self.requests, aux_s=aux_s)
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What one request would get out of a drafted round, on average."""
+
+    tokens: float  # emitted, the bonus token included
+    nodes: float  # verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,17 @@ class Policy(Protocol):
 
 
 class Joint(ABC):
-    """A policy that can choose for several requests at once."""
+    """A policy that can decide for several requests at once. Costs are those of all of them together."""
+
+    @abstractmethod
+    def together(
+        self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
+    ) -> list[bool]:
+        """For which requests to run the drafter.
+
+        None is a request that nothing is known of. `idle` counts rounds since all were drafted for, `draft_s[k]` is
+        what drafting for k requests takes.
+        """
 
     @abstractmethod
     def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:

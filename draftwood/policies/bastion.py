@@ -14,7 +14,7 @@ import numpy as np
 
 from draftwood.grow import Growth
 from draftwood.policies import argument as read
-from draftwood.policies.base import Costs, Joint, Outlook, Policy
+from draftwood.policies.base import Costs, Joint, Outlook, Policy, Prospect
 from draftwood.tree import Floats
 
 
@@ -72,6 +72,28 @@ class Bastion(Joint):
             return int(np.argmax(rate))
         nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
         return int(nodes[np.argmax(rate[nodes])])
+
+    def together(
+        self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
+    ) -> list[bool]:
+        # The k best are the best k: all of them cost the same. Now and then a look at everybody, as in `drafts`.
+        if any(prospect is None for prospect in prospects):
+            return [True] * len(prospects)
+        known = [prospect for prospect in prospects if prospect is not None]
+        order = np.argsort([-prospect.tokens for prospect in known], kind="stable")
+        gained = np.cumsum([0.0, *(known[i].tokens - 1 for i in order)])
+        nodes = np.cumsum([0.0, *(known[i].nodes for i in order)]).round().astype(int)
+        nodes = np.minimum(nodes, len(costs.verify_s) - 1)
+        plain_host = costs.plain_s - costs.verify_s[0]
+        host = (costs.aux_s[nodes] - plain_host) * np.arange(len(nodes)) / len(known)
+        seconds = plain_host + np.asarray(draft_s) + np.maximum(host, 0.0) + costs.verify_s[nodes]
+        rate = (costs.requests + gained) / seconds
+        best = int(np.argmax(rate))
+        look = float(rate[-1] / rate[best])
+        if idle * self.toll * look >= 1 - look:
+            best = len(known)
+        drafted = set(order[:best].tolist())
+        return [i in drafted for i in range(len(known))]
 
     def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
         # A calibrated mass may be above the one before it; the nodes of a tree still come in their order.

@@ -11,7 +11,7 @@ from draftwood import registry
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
-from draftwood.policies.base import Costs
+from draftwood.policies.base import Costs, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.target import Target
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
@@ -40,6 +40,8 @@ class Known:
         return {}
 
     def observe(self, round: object) -> None: ...
+
+    def observe_draft(self, seconds: float, context: int) -> None: ...
 
 
 def best_by_definition(masses: list[np.ndarray], price: Costs, fairness: float) -> float:
@@ -75,6 +77,31 @@ def test_hopeless_drafts_get_nothing_while_others_speculate() -> None:
     good, bad = np.array([0.9, 0.85, 0.8], np.float32), np.array([0.01, 0.01], np.float32)
     sizes = Bastion().share([good, bad], costs(0.0, 0.05, 5, 2))
     assert sizes[0] == 3 and sizes[1] == 0
+
+
+def test_drafting_is_decided_for_all_together() -> None:
+    """By its definition: over all sets of requests, the one with the best rate; lone drafts are dear, many are not."""
+    rng, policy = np.random.default_rng(0), Bastion(toll=0.0)
+    for _ in range(20):
+        price = costs(0.0, float(rng.choice([0.02, 0.1, 0.3])), 40, 4)
+        prospects = [Prospect(1 + float(t), float(n)) for t, n in zip(rng.random(4) * 2, [5] * 4, strict=True)]
+        draft_s = [0.0, 0.3, 0.35, 0.4, 0.45]
+
+        def rate(chosen: tuple[bool, ...]) -> float:
+            some = [p for p, asks in zip(prospects, chosen, strict=True) if asks]  # noqa: B023
+            nodes = round(sum(p.nodes for p in some))
+            gained = sum(p.tokens - 1 for p in some)
+            return (4 + gained) / (draft_s[len(some)] + price.verify_s[nodes])  # noqa: B023
+
+        best = max(map(rate, itertools.product([False, True], repeat=4)))
+        assert rate(tuple(policy.together(prospects, 9, price, draft_s))) == pytest.approx(best)
+
+
+def test_everybody_is_looked_at_now_and_then() -> None:
+    price, hopeless = costs(0.0, 0.1, 20, 2), [Prospect(1.01, 3.0)] * 2
+    asked = [any(Bastion().together(hopeless, idle, price, [0.0, 0.5, 0.6])) for idle in range(300)]
+    assert not any(asked[:20]) and all(asked[200:]), "rarely, as a look costs a third of a round"
+    assert Bastion().together([None, Prospect(1.0, 0.0)], 0, price, [0.0, 0.5, 0.6]) == [True, True]
 
 
 def test_nobody_pays_too_much_for_the_others() -> None:
