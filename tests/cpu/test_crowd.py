@@ -1,0 +1,48 @@
+"""`draftwood bench serve`: what is counted, and that all methods write the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from draftwood.bench.crowd import Crowd, CrowdOptions, Pass, run_crowd, summed
+from draftwood.errors import BadInput
+from tests.serving import tiny_llm
+
+
+def test_every_load_and_method_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"id": f"p/{i}", "turns": [f"word {i} " * (1 + i)]}) + "\n" for i in range(5)))
+    options = CrowdOptions((1, 3), ("bastion",), [str(file)], turns=2, max_new_tokens=6, repeats=2, out=tmp_path)
+    facts = run_crowd(tiny_llm(), options, Console(quiet=True))
+    assert facts == json.loads(capsys.readouterr().out) == json.loads((tmp_path / "summary.json").read_text())
+    assert [(load["users"], load["method"]) for load in facts["loads"]] == [
+        (1, "autoregressive"), (1, "bastion"), (3, "autoregressive"), (3, "bastion"),
+    ]  # fmt: skip
+    assert all(load["of_plain"] == 1 for load in facts["loads"] if load["method"] == "autoregressive")
+    assert all(
+        load["tokens_per_s"] > 0 and load["slowest_user"] <= load["user_tokens_per_s"] for load in facts["loads"]
+    )
+
+
+def test_all_methods_write_the_same_number_of_tokens() -> None:
+    llm = tiny_llm()
+    crowd = Crowd(llm, ["autoregressive", "ddtree:4", "bastion"], CrowdOptions(max_new_tokens=12))
+    prompts = [llm.encode("a" * (1 + i)) for i in range(7)]
+    assert len({crowd.answer(method, 3, prompts).tokens for method in ("autoregressive", "ddtree:4", "bastion")}) == 1
+
+
+def test_ratios_are_of_neighbours() -> None:
+    plain = [Pass(100, 1.0, [10.0], 2.0), Pass(100, 2.0, [5.0], 2.0), Pass(100, 1.0, [10.0], 2.0)]
+    ours = [Pass(100, 0.5, [20.0, 18.0], 4.0), Pass(100, 1.0, [9.0], 4.0), Pass(100, 0.25, [40.0], 4.0)]
+    found = summed(2, "bastion", ours, plain)
+    assert found.of_plain == 2 and found.tokens_per_s == 200 and found.slowest_user == 9 and found.width == 4
+
+
+def test_numbers_that_cannot_be() -> None:
+    for wrong in (dict(loads=()), dict(loads=(0,)), dict(turns=0), dict(max_new_tokens=1)):
+        with pytest.raises(BadInput, match="must be"):
+            CrowdOptions(**wrong)
