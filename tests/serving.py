@@ -16,9 +16,10 @@ import uvicorn
 from draftwood import assemble
 from draftwood.latency import Machine
 from draftwood.llm import LLM, load
-from draftwood.serve.app import Service, build_app
+from draftwood.serve.app import build_app
 from draftwood.serve.options import Options
 from draftwood.serve.run import Server, bind
+from draftwood.serve.service import Service
 from tests.reference import byte_tokenizer, tiny_model
 
 TEMPLATE = (

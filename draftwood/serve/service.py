@@ -1,0 +1,128 @@
+"""One model and what every request to it goes through: parsed request in, OpenAI's answer out. No socket, no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood.llm import LLM
+from draftwood.serve.answer import Answer, Choice, Delta, live
+from draftwood.serve.failure import Refused
+from draftwood.serve.grammar import Grammars
+from draftwood.serve.metrics import Metrics
+from draftwood.serve.options import Options
+from draftwood.serve.prompts import Prompts
+from draftwood.serve.protocol import ChatRequest, CompletionRequest
+from draftwood.serve.render import Chat, Completion, Renderer
+from draftwood.serve.scheduler import LOG, Scheduler
+
+Deltas = AsyncIterator[tuple[Choice, Delta]]
+Prepared = tuple[list[list[int]], Renderer, int | None]  # prompts, looks of answers, `Request.likelihoods`
+
+
+class Service:
+    """The model, its worker, and its counters."""
+
+    def __init__(self, llm: LLM, options: Options) -> None:
+        self.llm, self.options = llm, options
+        self.name = options.name or llm.target.name
+        self.metrics = Metrics(self.name)
+        self.scheduler = Scheduler(llm.engine, options, self.metrics)
+        grammars = Grammars(llm.tokenizer, llm.target.vocab_size, llm.stop_ids)
+        self.prompts = Prompts(llm, options, self.scheduler.max_len, grammars)
+        self.started = int(time.time())
+
+    def check_model(self, name: str | None) -> None:
+        if name not in (None, self.name, self.llm.target.name):
+            raise Refused(404, f"The model {name!r} does not exist; this server has {self.name!r}.", "model_not_found")
+
+    async def begin(self, asked: ChatRequest | CompletionRequest) -> Writing:
+        """Queue the texts of all choices. Raises Refused and BadInput for what cannot be written."""
+        self.check_model(asked.model)
+        prompts, renderer, top = await asyncio.to_thread(self._prepare, asked)
+        answer = Answer(self.scheduler, self.llm.tokenizer, asked.stops, sum(map(len, prompts)))
+
+        def make() -> None:
+            answer.make([job for ids in prompts for job in self.prompts.jobs(ids, asked, top)])
+
+        await asyncio.to_thread(make)
+        answer.submit()
+        return Writing(self.llm, asked, answer, renderer, answer.deltas())
+
+    def _prepare(self, asked: ChatRequest | CompletionRequest) -> Prepared:
+        return self._chat(asked) if isinstance(asked, ChatRequest) else self._completion(asked)
+
+    def _chat(self, asked: ChatRequest) -> Prepared:
+        if self.options.log_prompts:
+            LOG.info("chat: %s", asked.messages)
+        if asked.top_logprobs and not asked.logprobs:
+            raise Refused(400, "top_logprobs needs logprobs to be true.", None, "top_logprobs")
+        top = (asked.top_logprobs or 0) if asked.logprobs else None
+        renderer = Chat(self.name, self.llm.tokenizer, self.prompts.form(asked), bool(asked.logprobs))
+        return [self.prompts.chat(asked.messages, asked)], renderer, top
+
+    def _completion(self, asked: CompletionRequest) -> Prepared:
+        if self.options.log_prompts:
+            LOG.info("completion: %s", asked.prompt)
+        prompts = self.prompts.texts(asked.prompt)
+        if len(prompts) * (asked.n or 1) > self.options.max_n:
+            raise Refused(400, f"At most {self.options.max_n} texts are written for a request.", None, "n")
+        return prompts, Completion(self.name, self.llm.tokenizer, asked.logprobs is not None), asked.logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """The texts of one request on their way."""
+
+    llm: LLM
+    asked: ChatRequest | CompletionRequest
+    answer: Answer
+    renderer: Renderer
+    deltas: Deltas
+
+    async def whole(self) -> dict[str, Any]:
+        """The body of the answer when all is written. Raises Refused if it is given up."""
+        told: dict[int, list[Delta]] = {choice.index: [] for choice in self.answer.choices}
+        async for choice, delta in self.deltas:
+            told[choice.index].append(delta)
+        choices = [self.renderer.whole(choice, told[choice.index]) for choice in self.answer.choices]
+        body = self.renderer.envelope(choices, streamed=False)
+        return {**body, "usage": self.answer.usage, "metrics": self.answer.metrics}
+
+    async def first(self) -> tuple[Choice, Delta]:
+        """The first of the deltas, for `events`. Until here a failure still has a status of its own."""
+        return await anext(self.deltas)
+
+    async def events(self, first: tuple[Choice, Delta]) -> AsyncIterator[str]:
+        """What a stream says, event by event; a failure is the last but one."""
+        options, answer = self.asked.stream_options, self.answer
+        try:
+            for choice in answer.choices:
+                for chunk in self.renderer.opening(choice):
+                    yield json.dumps(self.renderer.envelope([chunk], streamed=True))
+            async for choice, delta in _with(first, self.deltas):
+                for chunk in self.renderer.chunks(choice, delta):
+                    body = self.renderer.envelope([chunk], streamed=True)
+                    if options and options.include_draftwood:
+                        body["draftwood"] = live(choice, delta, self.llm)
+                    yield json.dumps(body)
+            if options and options.include_usage:
+                body = self.renderer.envelope([], streamed=True)
+                yield json.dumps({**body, "usage": answer.usage, "metrics": answer.metrics})
+        except Refused as error:
+            yield json.dumps(error.body())
+        yield "[DONE]"
+
+    def close(self) -> None:
+        """Give up what is not finished."""
+        self.answer.close()
+
+
+async def _with(first: tuple[Choice, Delta], rest: Deltas) -> Deltas:
+    yield first
+    async for pair in rest:
+        yield pair
