@@ -28,7 +28,9 @@ app = typer.Typer(
 Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
 Drafter = Annotated[
     list[str] | None,
-    typer.Option(help="Who guesses: a name or folder in DFlash's format, ngram, recycling … or none; may be repeated."),
+    typer.Option(
+        help="Who guesses: shipped, ngram, a DFlash folder or name … or none; repeated or joined by +: together."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
@@ -159,6 +161,10 @@ def bench(
     width_invariant: WidthInvariant = False,
     target: Target = None,
     drafter: Drafter = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Another drafter that every policy runs with, such as ngram+recycling; may be repeated."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")] = False,
     seed: Seed = 0,
@@ -179,6 +185,7 @@ def bench(
         width_invariant=width_invariant,
         target=target,
         drafter=drafter or None,
+        against=against or [],
         out=out,
         seed=seed,
         json=as_json,

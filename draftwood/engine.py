@@ -66,7 +66,11 @@ class Engine:
             )
         if backend == "device" and (reason := self.device.declines(policy, None)):
             raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
-        target.tap(drafter.tap_layers if drafter else ())
+        self.tap()
+
+    def tap(self) -> None:
+        """Let the target give what this engine's drafter reads. Before each turn of engines that share a target."""
+        self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
     def fresh(self) -> Engine:
         """The same parts and prices, but nothing learned from texts."""

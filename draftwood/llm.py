@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from draftwood import registry
 from draftwood.assemble import build_engine
 from draftwood.drafters.base import Carded
-from draftwood.embedded import EMBEDDED_DRAFTER, embedded_target
+from draftwood.embedded import embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer, parse_device
@@ -213,6 +213,10 @@ class LLM:
         """The same models with nothing learned from texts, for comparisons."""
         return LLM(self.engine.fresh(), self.tokenizer)
 
+    def with_drafter(self, drafter: str | Sequence[str]) -> LLM:
+        """The same target with other drafters, for comparisons. Raises BadInput, BadModel."""
+        return LLM(build_engine(self.target, drafter, self.engine.policy), self.tokenizer)
+
     def encode(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> list[int]:
         """Token ids of a prompt: through the chat template, or as it stands if `raw` or there is no template."""
         empty = not prompt or (isinstance(prompt, str) and not prompt.strip())
@@ -305,7 +309,7 @@ def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
     """Who drafts where nobody is named. On a GPU a trained drafter stays alone: what is pooled drafts on the host."""
     if not embedded:
         return registry.UNTRAINED
-    return [str(EMBEDDED_DRAFTER), *(registry.UNTRAINED if device.type == "cpu" else ())]
+    return ["shipped", *(registry.UNTRAINED if device.type == "cpu" else ())]
 
 
 def _policy(policy: str | Policy) -> Policy:

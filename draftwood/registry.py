@@ -33,6 +33,7 @@ BUILT_IN = (
     EntryPoint("ngram", "draftwood.drafters.ngram:NgramDrafter", DRAFTERS),
     EntryPoint("recycling", "draftwood.drafters.pooled:Recycling", DRAFTERS),
     EntryPoint("dflash", "draftwood.drafters.dflash:DFlashDrafter", DRAFTERS),
+    EntryPoint("shipped", "draftwood.drafters.shipped:ShippedDrafter", DRAFTERS),
     EntryPoint("d2sd", "draftwood.drafters.d2sd:D2SDDrafter", DRAFTERS),
     EntryPoint("eagle3", "draftwood.drafters.eagle3:Eagle3Drafter", DRAFTERS),
     EntryPoint("draft-model", "draftwood.drafters.draft_model:DraftModel", DRAFTERS),
@@ -62,10 +63,10 @@ def policy(spec: str) -> Policy:
 def drafter(spec: str | Sequence[str], target: Target) -> Drafter | None:
     """A drafter for `target`: `none`, `ngram`, `kind:argument`, or a folder or Hub name in DFlash's format.
 
-    Several of them, as a sequence, propose together. Raises BadInput for a name that is none of these, BadModel if it
-    does not fit the target.
+    Several of them, as a sequence or joined by +, propose together. Raises BadInput for a name that is none of these,
+    BadModel if it does not fit the target.
     """
-    specs = [spec] if isinstance(spec, str) else list(spec)
+    specs = drafter_specs(spec)
     if specs == ["none"]:
         return None
     if not specs or "none" in specs or len(set(specs)) < len(specs):
@@ -78,12 +79,17 @@ def drafter(spec: str | Sequence[str], target: Target) -> Drafter | None:
     return made
 
 
+def drafter_specs(spec: str | Sequence[str]) -> list[str]:
+    """`"ngram+recycling"` or `["ngram", "recycling"]` -> each by itself. A folder's name may hold a + of its own."""
+    given = [spec] if isinstance(spec, str) else spec
+    return [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
+
+
 def drafter_bytes(spec: str | Sequence[str], itemsize: int) -> int:
     """Bytes of the weights of drafters that are not loaded yet, as far as they can be counted. Raises as `drafter`."""
     from draftwood.drafters.base import Weighed  # imports torch
 
-    specs = [spec] if isinstance(spec, str) else spec
-    kinds = [_drafter_kind(each) for each in specs if each != "none"]
+    kinds = [_drafter_kind(each) for each in drafter_specs(spec) if each != "none"]
     return sum(int(kind.weight_bytes(argument, itemsize)) for kind, argument in kinds if issubclass(kind, Weighed))
 
 

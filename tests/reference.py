@@ -292,7 +292,16 @@ class ReplayedGraphs(Graphs):
 
 
 def tiny_dflash(target: Target, draft_tokens: list[int] | None = None, seed: int = 1, taps: tuple[int, ...] = (0, 2)):
-    """A random drafter in DFlash's format for a tiny target, sharper than noise so that it proposes something."""
+    """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
+    with tempfile.TemporaryDirectory() as folder:
+        dflash_files(target, Path(folder), seed, taps)
+        if draft_tokens is not None:
+            (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
+        return DFlashDrafter.load(folder, target)
+
+
+def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, ...] = (0, 2)) -> None:
+    """Such a drafter in z-lab's format."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
     torch.manual_seed(seed)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
@@ -315,12 +324,9 @@ def tiny_dflash(target: Target, draft_tokens: list[int] | None = None, seed: int
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,
         layer_types=["full_attention"] * layers,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        save_file(weights, Path(folder) / "model.safetensors")
-        if draft_tokens is not None:
-            (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
-        return DFlashDrafter.load(folder, target)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
 
 
 def eagle3_files(target: Target, folder: Path, form: str = "safeailab", draft_vocab: int | None = 40) -> None:

@@ -127,7 +127,7 @@ class Crowd:
     def answer(self, method: str, users: int, prompts: Sequence[Sequence[int]]) -> Pass:
         """All prompts, never more than `users` at once."""
         engine, options = self._engines[method], self._options
-        engine.target.tap(engine.drafter.tap_layers if engine.drafter else ())
+        engine.tap()
         batch, waiting = engine.batch(), list(reversed(prompts))
         first: dict[Request, float] = {}
         speeds, widths, start = [], [], time.perf_counter()

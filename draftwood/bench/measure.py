@@ -1,9 +1,13 @@
-"""The measuring loop: prompt by prompt, every method in turn, none of them always first."""
+"""The measuring loop: prompt by prompt, every method in turn, none of them always first.
+
+A method is a policy with a drafter. All of them run on one target, whose weights exist once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from draftwood import registry
@@ -47,20 +51,22 @@ class Summary:
     datasets: dict[str, dict[str, MethodStats]]  # the same for the prompts of each data set
     what_if: dict[str, dict[int, dict[str, Any]]]  # by method and width, see `stats.what_if`
     partial: bool  # interrupted: holds the turns that were finished before
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by method: its policy and its drafter
 
     @classmethod
-    def of(cls, runs: list[Run], methods: Sequence[str], seed: int, partial: bool) -> Summary:
+    def of(cls, runs: list[Run], methods: Mapping[str, Method], seed: int, partial: bool) -> Summary:
         if not runs:
             return cls([], {}, {}, {}, partial)
-        policies = summarize(runs, methods, seed)
-        names = dict.fromkeys(r.dataset for r in runs)
-        datasets = {n: summarize([r for r in runs if r.dataset == n], methods, seed) for n in names}
+        policies = summarize(runs, list(methods), seed)
+        sets = dict.fromkeys(r.dataset for r in runs)
+        datasets = {n: summarize([r for r in runs if r.dataset == n], list(methods), seed) for n in sets}
         rounds = {m: [r for run in runs if run.method == m for r in run.rounds] for m in methods}
         tables = {m: what_if(rounds[m], policies[PLAIN].tokens_per_s) for m in methods}
-        return cls(runs, policies, datasets, {m: table for m, table in tables.items() if table}, partial)
+        names = {name: {"policy": m.policy, "drafter": m.drafter} for name, m in methods.items()}
+        return cls(runs, policies, datasets, {m: table for m, table in tables.items() if table}, partial, names)
 
     def to_json(self) -> dict[str, Any]:
-        full = {name: stats.to_json() for name, stats in self.policies.items()}
+        full = {name: {**self.names[name], **stats.to_json()} for name, stats in self.policies.items()}
         return {
             "policies": full,
             "partial": self.partial,
@@ -80,9 +86,35 @@ def headline(stats: MethodStats) -> dict[str, Any]:
     return {name: full[name] for name in HEADLINES}
 
 
-def method_names(policies: Sequence[str]) -> tuple[str, ...]:
-    """Both baselines, then the policies, each once."""
-    return tuple(dict.fromkeys([TRANSFORMERS, PLAIN, *policies]))
+@dataclass(frozen=True, slots=True, eq=False)
+class Method:
+    """What a row of the tables is about: a policy, a drafter by its label, and who runs them."""
+
+    policy: str
+    drafter: str
+    llm: LLM
+
+
+def method_names(policies: Sequence[str], drafters: Sequence[str] = ()) -> tuple[str, ...]:
+    """Both baselines, then the policies, each once; of several drafters every policy with each: `bastion@ngram`."""
+    drafting = [p for p in dict.fromkeys(policies) if p not in (TRANSFORMERS, PLAIN)]
+    named = [f"{p}@{d}" for d in dict.fromkeys(drafters) for p in drafting] if len(drafters) > 1 else drafting
+    return TRANSFORMERS, PLAIN, *named
+
+
+def methods_of(llm: LLM, policies: Sequence[str], rivals: Mapping[str, LLM]) -> dict[str, Method]:
+    """By `method_names`. The baselines run without any drafter, and pay for none."""
+    drafters = rivals or {label(llm.drafter.name) if llm.drafter else "none": llm}
+    drafting = [p for p in dict.fromkeys(policies) if p not in (TRANSFORMERS, PLAIN)]
+    plain = llm.with_drafter("none")
+    rows = [Method(p, "none", plain) for p in (TRANSFORMERS, PLAIN)]
+    rows += [Method(p, d, each) for d, each in drafters.items() for p in drafting]
+    return dict(zip(method_names(policies, list(drafters)), rows, strict=True))
+
+
+def label(drafter: str) -> str:
+    """A drafter's spec without the folders that its files lie in."""
+    return re.sub(r"[^:,+=]*/", "", drafter)
 
 
 def measure(
@@ -91,30 +123,32 @@ def measure(
     policies: Sequence[str],
     settings: Settings | None = None,
     *,
+    rivals: Mapping[str, LLM] | None = None,
     started: Started = lambda prompt, method: None,
     finished: Finished = lambda runs: None,
 ) -> Summary:
     """Run both baselines and `policies` on every turn of every prompt, interleaved.
 
-    `started` is told of each run before it begins, `finished` gets the runs of each turn. Ctrl-C ends the
-    measuring, not the program: the summary then covers the finished turns and is marked partial.
+    With `rivals`, LLMs with the same target by the labels of their drafters, every policy runs with each of these
+    instead of with `llm`. `started` is told of each run before it begins, `finished` gets the runs of each turn. Ctrl-C
+    ends the measuring, not the program: the summary then covers the finished turns and is marked partial.
 
     Raises
     ------
     BadInput: an unknown policy, or a conversation that may exceed the context window.
     """
     settings = settings or Settings()
-    methods = method_names(policies)
     check_policies(policies)
     check_room(llm, prompts, settings.max_new_tokens)
-    runs: list[Run] = []
+    methods = methods_of(llm, policies, rivals or {})
+    names, runs = list(methods), list[Run]()
     partial = False
     try:
         theirs = Transformers.beside(llm)
-        warm_up(Asker.of(llm, theirs, settings, methods), prompts[0], methods)
-        ask = Asker.of(llm, theirs, settings, methods)
+        warm_up(Asker.of(methods, theirs, settings), prompts[0], names)
+        ask = Asker.of(methods, theirs, settings)
         for index, prompt in enumerate(prompts):
-            for turn in conversation(ask, prompt, rotated(methods, index), started):
+            for turn in conversation(ask, prompt, rotated(names, index), started):
                 runs += turn
                 finished(turn)
     except KeyboardInterrupt:
@@ -126,13 +160,14 @@ def measure(
 class Asker:
     """Both engines and what they are asked for. What drafters learn from texts each method learns for itself."""
 
-    llms: dict[str, LLM]  # by method
+    methods: dict[str, Method]
     transformers: Transformers
     settings: Settings
 
     @classmethod
-    def of(cls, llm: LLM, transformers: Transformers, settings: Settings, methods: Sequence[str]) -> Asker:
-        return cls({method: llm.fresh() for method in methods}, transformers, settings)
+    def of(cls, methods: Mapping[str, Method], transformers: Transformers, settings: Settings) -> Asker:
+        fresh = {name: replace(method, llm=method.llm.fresh()) for name, method in methods.items()}
+        return cls(fresh, transformers, settings)
 
     def __call__(self, prompt: Prompt, turn: int, messages: Messages, method: str) -> Run:
         """One method's answer to `messages`."""
@@ -143,7 +178,9 @@ class Asker:
         if method == TRANSFORMERS:
             theirs = self.transformers.generate(question, size, heat, seed)
             return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
-        ours = self.llms[method].generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=method)
+        llm, policy = self.methods[method].llm, self.methods[method].policy
+        llm.engine.tap()  # all share one target, and each pays for what its own drafter reads
+        ours = llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=policy)
         return Run(
             *where,
             ours.text,

@@ -23,6 +23,7 @@ class BenchOptions:
     device: str = "auto"
     target: str | None = None  # None: the embedded one
     drafter: list[str] | None = None  # several propose together
+    against: list[str] = field(default_factory=list)  # further drafters, which every policy runs with, too
     out: Path | None = None  # a folder for the records; None: only the terminal
     seed: int = 0
     json: bool = False  # nothing but the summary on stdout
@@ -36,5 +37,7 @@ class BenchOptions:
             )
         if self.trace and self.out is None:
             raise BadInput("--trace writes into the folder of --out; name one, such as --out results/mine.")
+        if self.trace and self.against:
+            raise BadInput("--trace records the drafts of one drafter; leave --against out, or trace each by itself.")
         if self.limit is not None and self.limit < 1:
             raise BadInput(f"--limit is {self.limit}; it must be 1 or more (leave it out for all prompts).")

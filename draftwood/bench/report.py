@@ -113,7 +113,7 @@ def new_table(title: str, first: str, rest: Sequence[str]) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     table.add_column(first, no_wrap=True)
     for name in rest:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 

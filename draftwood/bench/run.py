@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from draftwood.bench.environment import environment, peak_memory
-from draftwood.bench.measure import Settings, Summary, check_policies, measure, method_names
+from draftwood.bench.measure import Settings, Summary, check_policies, label, measure, method_names
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.plots import save_plots
 from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
@@ -45,7 +46,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         target_path=options.target_path,
         width_invariant=options.width_invariant,
     )
-    summary = measured(llm, prompts, options)
+    summary = measured(llm, prompts, options, rivals(llm, options))
     facts = {**summary.to_json(), **circumstances(llm, prompts, options, summary.runs)}
     write_summary(options.out, facts)
     show(summary, facts, options)
@@ -55,13 +56,24 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
     return facts
 
 
-def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions) -> Summary:
+def rivals(llm: LLM, options: BenchOptions) -> dict[str, LLM]:
+    """Every drafter's LLM by its label, all on one target; none if there is nothing to compare."""
+    if not options.against:
+        return {}
+    first = "+".join(options.drafter) if options.drafter else llm.drafter.name if llm.drafter else "none"
+    specs = list(dict.fromkeys([first, *options.against]))
+    short = [label(spec) for spec in specs]
+    labels = short if len(set(short)) == len(short) else specs
+    return dict(zip(labels, [llm, *map(llm.with_drafter, specs[1:])], strict=True))
+
+
+def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions, rivals: Mapping[str, LLM]) -> Summary:
     settings = Settings(options.max_new_tokens, options.temperature, options.seed)
     policies = [*options.policies, *([RECORD] if options.trace else [])]
-    runs = sum(len(p.turns) for p in prompts) * len(method_names(policies))
+    runs = sum(len(p.turns) for p in prompts) * len(method_names(policies, list(rivals)))
     header = trace_header(llm) if options.trace else None
     with recording(options.out, header, options.temperature) as finished, progress_bar(runs) as started:
-        return measure(llm, prompts, policies, settings, started=started, finished=finished)
+        return measure(llm, prompts, policies, settings, rivals=rivals, started=started, finished=finished)
 
 
 def trace_header(llm: LLM) -> Header:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from draftwood.drafters.base import Request, Weighed, taps_of
+from draftwood.drafters.base import Carded, Request, Weighed, taps_of
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.options import parse
 from draftwood.drafters.worth import Trials
@@ -83,7 +83,7 @@ class Anchored:
                 yield max(-logp, 0.0), token, source
 
 
-class D2SDDrafter(Weighed):
+class D2SDDrafter(Weighed, Carded):
     """Two DFlash drafters; of the second one only checkpoints with variable prefixes are worth much."""
 
     def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
@@ -103,6 +103,11 @@ class D2SDDrafter(Weighed):
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
         names, _ = split(argument)
         return sum(DFlashDrafter.weight_bytes(name, itemsize) for name in names)
+
+    @property
+    def promised_tau(self) -> float | None:
+        """The first drafter's: a second pass is meant to add to it."""
+        return self._first.promised_tau
 
     def open(self, capacity: int) -> D2SDState:
         first = self._first.open(capacity)

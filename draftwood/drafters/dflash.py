@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from draftwood.decoder import norm
-from draftwood.drafters.base import Placeable, Request, Weighed
+from draftwood.drafters.base import Carded, Placeable, Request, Weighed
 from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
 from draftwood.drafters.dflash_static import StaticDFlash
@@ -59,7 +59,7 @@ class DFlashState:
             self.kv = grown
 
 
-class DFlashDrafter(Placeable, Weighed):
+class DFlashDrafter(Placeable, Weighed, Carded):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
 
     def __init__(

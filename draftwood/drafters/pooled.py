@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from draftwood.drafters.base import Drafter, Learner, Request, taps_of
+from draftwood.drafters.base import Carded, Drafter, Learner, Request, taps_of
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
@@ -80,7 +80,7 @@ class PooledState:
     heard: list[int] = field(default_factory=list)  # what was committed since, its root first
 
 
-class Pooled(Learner):
+class Pooled(Learner, Carded):
     """Drafters, voices and a successor table as one drafter."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -96,6 +96,12 @@ class Pooled(Learner):
     def comments(part: object) -> bool:
         """Whether `part` is no drafter by itself."""
         return isinstance(part, (Voice, Recycling))
+
+    @property
+    def promised_tau(self) -> float | None:
+        """The best that one of them promises: pooling is meant to add to it."""
+        promises = [part.promised_tau for part in self.parts if isinstance(part, Carded)]
+        return max((tau for tau in promises if tau is not None), default=None)
 
     def fresh(self) -> Pooled:
         return Pooled([part.fresh() if isinstance(part, (Voice, Recycling)) else part for part in self.parts])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood import registry
+from draftwood.assemble import build_engine
 from draftwood.bench import environment, hub, measure, prompts, records, report, run
 from draftwood.bench.baseline import Transformers
 from draftwood.bench.measure import Settings, Summary
@@ -22,9 +26,11 @@ from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, jsonable,
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
 from draftwood.footprint import Footprint
 from draftwood.latency import Machine, Work
+from draftwood.llm import LLM
 from draftwood.packing import PackedLinear, pack_linears
 from draftwood.recording import Trace
 from draftwood.trace import Round
+from tests.reference import byte_tokenizer, dflash_files, tiny_target
 
 TREE = "ddtree:4"
 METHODS = (TRANSFORMERS, PLAIN, TREE)
@@ -159,9 +165,14 @@ class FakeLLM:
         )
         self.drafter = None
         machine = Machine("here", peak=1e12, bandwidth=2e10, launch_s=1.0)
-        self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine))
+        self.engine = SimpleNamespace(latency=SimpleNamespace(machine=machine), tap=lambda: None)
+        self.loaded: list[str] = []
 
     def fresh(self) -> FakeLLM:
+        return self
+
+    def with_drafter(self, drafter: str) -> FakeLLM:
+        self.loaded.append(drafter)
         return self
 
     def encode(self, prompt: object) -> list[int]:
@@ -270,6 +281,48 @@ def test_an_unknown_policy_and_a_prompt_without_room_are_refused_before_any_work
 
 def test_a_baseline_named_as_a_policy_runs_once() -> None:
     assert measure.method_names([PLAIN, TREE, TRANSFORMERS, TREE]) == METHODS
+
+
+def test_with_rivals_every_policy_meets_every_drafter_and_each_row_names_both() -> None:
+    assert measure.method_names([PLAIN, TREE, "dflash"], ["a", "b"]) == (
+        TRANSFORMERS, PLAIN, f"{TREE}@a", "dflash@a", f"{TREE}@b", "dflash@b",
+    )  # fmt: skip
+    mine, theirs = FakeLLM({TREE: "the answer"}), FakeLLM({TREE: "another answer"})
+    rivals: Any = {"shipped": mine, "ngram+recycling": theirs}
+    summary = measure.measure(mine, some_prompts(4), [TREE], Settings(20), rivals=rivals)  # type: ignore[arg-type]
+    table = summary.to_json()["policies"]
+    assert list(table) == [TRANSFORMERS, PLAIN, f"{TREE}@shipped", f"{TREE}@ngram+recycling"]
+    assert [row["policy"] for row in table.values()] == [TRANSFORMERS, PLAIN, TREE, TREE]
+    assert [row["drafter"] for row in table.values()] == ["none", "none", "shipped", "ngram+recycling"]
+    assert [row["identical"] for row in table.values()] == [4, 4, 4, 0]
+    assert mine.loaded == ["none"] and {method for method, _ in theirs.asked} == {TREE}
+
+
+def test_drafters_are_compared_on_one_target_each_with_its_own_taps(tmp_path, monkeypatch) -> None:
+    """Real models: the drafters read different layers, learn apart, and all write plain decoding's text."""
+    monkeypatch.setattr(measure, "Transformers", Transformers)
+    target = tiny_target(vocab_size=257)
+    for seed, (name, taps) in enumerate({"a": (0, 2), "b": (1,)}.items()):
+        dflash_files(target, tmp_path / name, seed, taps)
+    specs = [str(tmp_path / "a"), f"{tmp_path / 'b'}+ngram+recycling", "ngram"]
+    llm = LLM(build_engine(target, specs[0], registry.policy(TREE)), byte_tokenizer())
+    rivals = run.rivals(llm, BenchOptions(drafter=[specs[0]], against=specs[1:]))
+    assert list(rivals) == ["a", "b+ngram+recycling", "ngram"]
+    assert all(each.target is target for each in rivals.values())
+    summary = measure.measure(llm, some_prompts(2), [TREE, "bastion"], Settings(12), rivals=rivals)
+    assert len(summary.policies) == 2 + 2 * 3
+    assert all(row["identical"] == 2 for row in summary.to_json()["policies"].values())
+
+
+def test_drafters_of_one_name_keep_their_folders(tmp_path) -> None:
+    target = tiny_target(vocab_size=257)
+    specs = [str(tmp_path / parent / "drafter") for parent in ("x", "y")]
+    for spec in specs:
+        Path(spec).parent.mkdir()
+        dflash_files(target, Path(spec))
+    llm = LLM(build_engine(target, specs[0], registry.policy(TREE)), byte_tokenizer())
+    assert list(run.rivals(llm, BenchOptions(drafter=specs[:1], against=specs[1:]))) == specs
+    assert measure.label("d2sd:/there/one,owner/two,passes=2") == "d2sd:one,two,passes=2"
 
 
 def test_the_tables_show_every_method() -> None:
@@ -573,6 +626,11 @@ def test_the_environment_is_json_and_names_what_it_ran_on(tmp_path) -> None:
     assert facts["cores"] >= 1 and facts["command"] and facts["date"].endswith("+00:00")
     assert environment.commit(tmp_path) is None
     assert (environment.peak_memory()["peak_resident_bytes"] or 0) > 1e6
+
+
+def test_a_trace_of_several_drafters_is_refused(tmp_path) -> None:
+    with pytest.raises(BadInput, match="--against"):
+        BenchOptions(against=["ngram"], trace=True, out=tmp_path)
 
 
 @pytest.mark.parametrize("bad", [{"max_new_tokens": 1}, {"max_new_tokens": -3}, {"limit": 0}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import registry
-from draftwood.drafters.base import Request
+from draftwood.drafters.base import Carded, Request
+from draftwood.drafters.d2sd import D2SDDrafter, Options
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.experts import LatticeExpert, TreeExpert
@@ -19,7 +21,7 @@ from draftwood.grow import FAINT, beam, chain, grow
 from draftwood.pool import FLOOR, Pool, Weights
 from draftwood.successors import Successors
 from draftwood.tree import Lattice, Tree
-from tests.reference import Branching, Noisy, lattice, tiny_target
+from tests.reference import Branching, Noisy, lattice, tiny_dflash, tiny_target
 
 V, D, K = 12, 4, 5
 
@@ -232,3 +234,13 @@ def test_each_drafter_gets_the_taps_of_its_own_layers() -> None:
     assert made.tap_layers == (2, 0, 1)
     made.extend(made.open(8), [4], torch.tensor([[20.0, 21, 0, 1, 10, 11]]))
     assert got == [[[20, 21, 0, 1]], [[10, 11]], None]
+
+
+def test_the_card_of_a_drafter_counts_for_the_pool() -> None:
+    drafter = tiny_dflash(tiny_target())
+    drafter.config = replace(drafter.config, tau=2.5)
+    assert isinstance(drafter, Carded) and drafter.promised_tau == 2.5
+    made = Pooled([Recycling(V), drafter])
+    assert isinstance(made, Carded) and made.promised_tau == 2.5
+    assert Pooled([Recycling(V)]).promised_tau is None
+    assert D2SDDrafter(drafter, drafter, Options(), "d2sd").promised_tau == 2.5

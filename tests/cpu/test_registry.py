@@ -49,6 +49,18 @@ def test_an_unknown_drafter_names_the_nearest() -> None:
         registry.drafter("ngarm", SimpleNamespace())
 
 
+def test_specs_are_split_at_plus_signs_but_folders_are_not(tmp_path: Path) -> None:
+    (tmp_path / "a+b").mkdir()
+    folder = str(tmp_path / "a+b")
+    assert registry.drafter_specs(["x/y+ngram", folder]) == ["x/y", "ngram", folder]
+    assert registry.drafter_specs("shipped+ngram+recycling") == ["shipped", "ngram", "recycling"]
+
+
+def test_the_shipped_drafter_takes_no_parameter() -> None:
+    with pytest.raises(BadInput, match="write shipped"):
+        registry.drafter("shipped:8", SimpleNamespace())
+
+
 class Loader:
     """Stands for a drafter class: remembers what it was asked to load."""
 
