@@ -73,9 +73,10 @@ class Engine:
         self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
     def fresh(self) -> Engine:
-        """The same parts and prices, but nothing learned from texts."""
+        """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ."""
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
-        return Engine(self.target, drafter, self.policy, self.latency, self._offline, self.remember, self._asked)
+        prices = self.latency.copy()
+        return Engine(self.target, drafter, self.policy, prices, self._offline, self.remember, self._asked)
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
         """Where the rounds of a request run that starts now, alone."""

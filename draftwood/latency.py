@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -122,6 +123,12 @@ class LatencyModel:
         self._trial: list[float] | None = None  # surprises since a profile was restored; None: nothing on trial
         self._priors: dict[int, Array] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
+
+    def copy(self) -> LatencyModel:
+        """A model that knows what this one knows, and from here on learns for itself."""
+        model = LatencyModel(self.machine, self._verify_work, self._draft_work)
+        model._learned, model._warm, model._pace = deepcopy(self._learned), set(self._warm), self._pace
+        return model
 
     def costs(self, n_max: int, context: int) -> Costs:
         """What rounds of 0 … `n_max` nodes cost now. The arrays are shared: do not write into them."""

@@ -210,7 +210,7 @@ class LLM:
         self.stop_ids = self.target.stop_ids | (frozenset() if end is None else {end})
 
     def fresh(self) -> LLM:
-        """The same models with nothing learned from texts, for comparisons."""
+        """The same models, for comparisons: nothing learned from texts, and prices that it corrects for itself."""
         return LLM(self.engine.fresh(), self.tokenizer)
 
     def with_drafter(self, drafter: str | Sequence[str]) -> LLM:

@@ -25,7 +25,6 @@ from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
 from draftwood.bench.worse import Worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
-from draftwood.latency import LatencyModel
 from draftwood.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -119,37 +118,26 @@ def lengthened(ids: Sequence[int], filler: Sequence[int], context: int) -> list[
     return [*(list(filler) * (1 + missing // len(filler)))[:missing], *ids]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bench:
-    """The engines of one cell: with its drafter, and without any."""
+def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]:
+    """An engine for each method, as in a process of its own: what one learns from texts and clocks helps no other."""
+    drafters = {method: None if method == PLAIN else worsened(llm, DRAFTERS[place.drafter]) for method in methods}
+    latency = llm.engine.latency
+    return {
+        method: Engine(llm.target, drafter, registry.policy(method), latency.copy()).fresh()
+        for method, drafter in drafters.items()
+    }
 
-    engine: Engine
-    plain: Engine
 
-    @classmethod
-    def of(cls, llm: LLM, place: Place) -> Bench:
-        """Fresh models that begin with what was learned here, as in a new process."""
-        drafter = worsened(llm, DRAFTERS[place.drafter])
-        latency = llm.engine.latency
-        models = [LatencyModel(latency.machine, llm.target.work, d.work if d else None) for d in (drafter, None)]
-        for model in models:
-            model.restore(json.loads(json.dumps(latency.to_json())))
-        bastion, plain = registry.policy(OURS), registry.policy(PLAIN)
-        return cls(Engine(llm.target, drafter, bastion, models[0]), Engine(llm.target, None, plain, models[1]))
-
-    def answer(
-        self, method: str, prompt: Sequence[int], tokens: int, sampling: Sampling
-    ) -> tuple[int, float, list[Any]]:
-        """Tokens after the first, their seconds, and the rounds."""
-        engine = self.plain if method == PLAIN else self.engine
-        engine.tap()  # plain decoding pays for no taps
-        steps = engine.run(prompt, tokens, sampling, policy=registry.policy(method))
-        written, rounds = len(next(steps).tokens) - 1, []
-        start = time.perf_counter()
-        for step in steps:
-            written += len(step.tokens)
-            rounds.append(step.round)
-        return written, time.perf_counter() - start, rounds
+def answer(engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling) -> tuple[int, float, list[Any]]:
+    """Tokens after the first, their seconds, and the rounds."""
+    engine.tap()  # plain decoding pays for no taps
+    steps = engine.run(prompt, tokens, sampling)
+    written, rounds = len(next(steps).tokens) - 1, []
+    start = time.perf_counter()
+    for step in steps:
+        written += len(step.tokens)
+        rounds.append(step.round)
+    return written, time.perf_counter() - start, rounds
 
 
 def worsened(llm: LLM, share: float) -> Drafter | None:
@@ -159,18 +147,20 @@ def worsened(llm: LLM, share: float) -> Drafter | None:
 def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> Cell:
     """All methods on all prompts, none of them always first."""
     start = time.perf_counter()
-    bench, methods = Bench.of(llm, place), (PLAIN, OURS, *FIXED)
+    methods = (PLAIN, OURS, *FIXED)
+    ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for ids in encoded for token in ids]
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
     drafted: list[Any] = []
     for method in methods:
-        bench.answer(method, encoded[0], WARM_TOKENS, Sampling())  # kernels of its widths
+        answer(ran[method], encoded[0], WARM_TOKENS, Sampling())  # kernels of its widths
+    ran = {method: engine.fresh() for method, engine in ran.items()}
     for i, ids in enumerate(encoded):
         prompt = lengthened(ids, filler, place.context)
         for method in rotated(methods, i):
             sampling = Sampling(place.temperature, seed=options.seed + i)
-            tokens, seconds, rounds = bench.answer(method, prompt, options.max_new_tokens, sampling)
+            tokens, seconds, rounds = answer(ran[method], prompt, options.max_new_tokens, sampling)
             totals[method][i] = tokens, seconds
             drafted += rounds if method == OURS else []
     return summarize(place, totals, drafted, time.perf_counter() - start, options.seed)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from draftwood.drafters.base import Drafter, Request
+from draftwood.drafters.base import Drafter, Learner, Request
 from draftwood.latency import Work
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
 
 
-class Worse:
-    """Some depths of each lattice, or nodes of each tree, hold random tokens instead; log-probabilities stay."""
+class Worse(Learner):
+    """Some depths of each draft, or nodes of each tree, hold random tokens instead; log-probabilities stay."""
 
     def __init__(self, inner: Drafter, share: float, vocab: int) -> None:
         """`share` of the depths, from 0 to 1, drawn from the root and the draft alone."""
@@ -37,16 +38,49 @@ class Worse:
     def work(self, context: int) -> Work:
         return self._inner.work(context)
 
-    def draft(self, requests: list[Request]) -> list[Any]:
+    def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
+        if isinstance(self._inner, Learner):
+            self._inner.learn(tokens, logits)
+
+    def fresh(self) -> Worse:
+        inner = self._inner.fresh() if isinstance(self._inner, Learner) else self._inner
+        return Worse(inner, self._share, self._vocab)
+
+    def draft(self, requests: list[Request]) -> list[Draft]:
         drafts = self._inner.draft(requests)
         return [self._worsened(draft, request.root) for draft, request in zip(drafts, requests, strict=True)]
 
-    def _worsened(self, draft: Any, root: int) -> Any:
+    def _worsened(self, draft: Draft, root: int) -> Draft:
         if not isinstance(draft, (Lattice, Tree)):
-            return draft
+            rng = np.random.default_rng([root])
+            shifts = rng.integers(1, self._vocab, self.max_depth) * (rng.random(self.max_depth) < self._share)
+            return Shifted(draft, shifts.tolist(), self._vocab)
         rng = np.random.default_rng([root, int(draft.tokens.sum())])
         rows = draft.tokens if isinstance(draft, Lattice) else draft.tokens[1:]
         spoiled = rng.random(len(rows)) < self._share
         tokens = rows.copy()
         tokens[spoiled] = rng.integers(0, self._vocab, rows[spoiled].shape)
-        return replace(draft, tokens=tokens if isinstance(draft, Lattice) else np.append(draft.tokens[0], tokens))
+        if isinstance(draft, Lattice):
+            return replace(draft, tokens=tokens)
+        return replace(draft, tokens=np.append(draft.tokens[0], tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """A conditional draft with the tokens of each depth moved on by a number of ids. Siblings stay apart."""
+
+    inner: Conditional
+    shifts: Sequence[int]  # by depth, the root's children first; 0 leaves a depth as it is
+    vocab: int
+
+    def start(self) -> tuple[int, Any]:
+        return 0, self.inner.start()
+
+    def children(self, place: tuple[int, Any]) -> Iterator[Child]:
+        depth, inner = place
+        for cost, token, source in self.inner.children(inner):
+            yield cost, (token + self.shifts[depth]) % self.vocab, source
+
+    def step(self, place: tuple[int, Any], token: int) -> tuple[int, Any]:
+        depth, inner = place
+        return depth + 1, self.inner.step(inner, (token - self.shifts[depth]) % self.vocab)

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from draftwood.bench import grid
 from draftwood.bench.grid import FIXED, OURS, Cell, GridOptions, Place, lengthened, places, run_grid, summarize, table
 from draftwood.bench.stats import PLAIN
-from draftwood.bench.worse import Worse
+from draftwood.bench.worse import Shifted, Worse
 from draftwood.drafters.base import Request
+from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
+from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
 from draftwood.tree import Lattice
@@ -54,6 +57,32 @@ def test_a_worse_drafter_keeps_its_confidence_and_loses_its_tokens() -> None:
         assert low <= (after.tokens == before.tokens).mean() <= high
         again = Worse(inner, share, VOCAB).draft([request])[0]
         assert np.array_equal(after.tokens, again.tokens), "a draft depends on its context alone"
+
+
+def test_of_a_conditional_draft_whole_depths_are_moved_and_siblings_stay_apart() -> None:
+    chain = [1, 2, 3]
+    tree = SimpleNamespace(
+        start=lambda: 0,
+        children=lambda depth: iter([(0.1, chain[depth], 0), (2.0, 9, 0)]),
+        step=lambda depth, _: depth + 1,
+    )
+    shifted = Shifted(tree, [0, VOCAB - 1, 5], VOCAB)
+    place, seen = shifted.start(), []
+    for _ in chain:
+        first, second = (token for _, token, _ in shifted.children(place))
+        assert first != second
+        seen.append(first)
+        place = shifted.step(place, first)
+    assert seen == [1, 1, 8]
+
+
+def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
+    worse = Worse(Pooled([Truthful("inner", truth=[5] * 300), Recycling(VOCAB)]), 1.0, VOCAB)
+    worse.learn([7], torch.eye(VOCAB)[[3]])
+    drafts = [made.draft([Request(made.open(9), 7, 4)])[0] for made in (worse, worse.fresh())]
+    known = [{token for _, token, _ in draft.children(draft.start())} for draft in drafts]  # type: ignore[union-attr]
+    assert len(known[0]) > len(known[1]), "what it learned is not in a fresh one"
+    assert not isinstance(drafts[0], Lattice) and grow(drafts[0], 7, 4).tokens[1] != 5
 
 
 def totals(plain: float, ours: float, fixed: float) -> dict[str, np.ndarray]:

@@ -223,6 +223,17 @@ def test_plain_rounds_do_not_teach_what_drafted_ones_cost() -> None:
     assert after.plain_s == pytest.approx(0.033 + 5e-5, rel=0.02)
 
 
+def test_a_copy_knows_the_same_and_then_learns_alone() -> None:
+    latency = trained([1, 8])
+    copy = latency.copy()
+    before = latency.costs(8, 100).round_s()
+    np.testing.assert_array_equal(copy.costs(8, 100).round_s(), before)
+    for _ in range(20):
+        copy.observe(a_round(7, 0.2))
+    assert copy.costs(8, 100).verify_s[7] > 0.1
+    np.testing.assert_array_equal(latency.costs(8, 100).round_s(), before)
+
+
 def test_a_drafter_that_counts_no_work_is_learned_from_its_time() -> None:
     latency = LatencyModel(MACHINE, verify_work)
     for _ in range(5):
