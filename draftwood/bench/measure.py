@@ -145,12 +145,13 @@ def measure(
     partial = False
     try:
         theirs = Transformers.beside(llm)
-        warm_up(Asker.of(methods, theirs, settings), prompts[0], names)
-        ask = Asker.of(methods, theirs, settings)
+        warm = Asker.of(methods, theirs, settings)
+        warm_up(warm, prompts[0], names)
+        ask = Asker.of(warm.methods, theirs, settings)  # keeps what the clock has taught
         for index, prompt in enumerate(prompts):
             for turn in conversation(ask, prompt, rotated(names, index), started):
-                runs += turn
                 finished(turn)
+                runs += map(without_drafts, turn)
     except KeyboardInterrupt:
         partial = True
     return Summary.of(runs, methods, settings.seed, partial)
@@ -204,6 +205,11 @@ def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: St
             runs[method] = ask(prompt, turn, messages, method)
         yield compared(runs, ask.settings.temperature)
         messages.append({"role": "assistant", "content": runs[PLAIN].text})
+
+
+def without_drafts(run: Run) -> Run:
+    """The run with what figures need: the drafts of thousands of rounds would fill a gigabyte."""
+    return replace(run, rounds=[replace(r, draft=None) for r in run.rounds])
 
 
 def compared(runs: dict[str, Run], temperature: float) -> list[Run]:
