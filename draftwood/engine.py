@@ -75,8 +75,10 @@ class Engine:
     def fresh(self) -> Engine:
         """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ."""
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
-        prices = self.latency.copy()
-        return Engine(self.target, drafter, self.policy, prices, self._offline, self.remember, self._asked)
+        prices = {requests: model.copy() for requests, model in self._latencies.items()}
+        made = Engine(self.target, drafter, self.policy, prices[1], self._offline, self.remember, self._asked)
+        made._latencies = prices
+        return made
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
         """Where the rounds of a request run that starts now, alone."""

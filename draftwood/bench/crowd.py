@@ -145,6 +145,7 @@ class Crowd:
                     speeds.append(written / (now - first[request]))
             rounds = [step.round for step in steps.values() if step.round]
             widths += [rounds[0].width] if rounds else []
+        self._engines[method] = engine.fresh()  # the next pass has the same texts, which nobody may know by heart
         return Pass(tokens, time.perf_counter() - start, speeds, float(np.mean(widths)) if widths else float("nan"))
 
 
