@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood import registry
 from draftwood.bench.baseline import Transformers
 from draftwood.bench.prompts import Prompt
-from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, jsonable, summarize, what_if
+from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, compare, jsonable, summarize, what_if
 from draftwood.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Summary:
     what_if: dict[str, dict[int, dict[str, Any]]]  # by method and width, see `stats.what_if`
     partial: bool  # interrupted: holds the turns that were finished before
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by method: its policy and its drafter
+    against: Mapping[str, Any] = field(default_factory=dict)  # by data set and method, see `drafters_compared`
 
     @classmethod
     def of(cls, runs: list[Run], methods: Mapping[str, Method], seed: int, partial: bool) -> Summary:
@@ -63,7 +64,8 @@ class Summary:
         rounds = {m: [r for run in runs if run.method == m for r in run.rounds] for m in methods}
         tables = {m: what_if(rounds[m], policies[PLAIN].tokens_per_s) for m in methods}
         names = {name: {"policy": m.policy, "drafter": m.drafter} for name, m in methods.items()}
-        return cls(runs, policies, datasets, {m: table for m, table in tables.items() if table}, partial, names)
+        filled = {m: table for m, table in tables.items() if table}
+        return cls(runs, policies, datasets, filled, partial, names, drafters_compared(runs, methods, seed))
 
     def to_json(self) -> dict[str, Any]:
         full = {name: {**self.names[name], **stats.to_json()} for name, stats in self.policies.items()}
@@ -74,11 +76,27 @@ class Summary:
                 dataset: {name: headline(stats) for name, stats in table.items()}
                 for dataset, table in self.datasets.items()
             },
+            "against": jsonable(self.against),
             "what_if": {
                 "note": "extrapolation: the time of a round is measured, tau is assumed",
                 "by_policy_and_width": jsonable(self.what_if),
             },
         }
+
+
+def drafters_compared(runs: Sequence[Run], methods: Mapping[str, Method], seed: int) -> dict[str, dict[str, Any]]:
+    """Each method over the one with the same policy and the first drafter: of all prompts and of each data set's."""
+    first = {method.policy: name for name, method in reversed(list(methods.items()))}
+    pairs = [(name, first[method.policy]) for name, method in methods.items() if first[method.policy] != name]
+    sets: dict[str, Sequence[Run]] = {"all": runs} if pairs else {}
+    if pairs and len(names := dict.fromkeys(r.dataset for r in runs)) > 1:
+        sets |= {name: [r for r in runs if r.dataset == name] for name in names}
+
+    def over(some: Sequence[Run], name: str, base: str) -> dict[str, Any]:
+        ours, theirs = ([r for r in some if r.method == method] for method in (name, base))
+        return {"of": base, **compare(ours, theirs, seed)}
+
+    return {dataset: {name: over(some, name, base) for name, base in pairs} for dataset, some in sets.items()}
 
 
 def headline(stats: MethodStats) -> dict[str, Any]:

@@ -131,6 +131,6 @@ def show(summary: Summary, facts: dict[str, Any], options: BenchOptions) -> None
     if not summary.runs:
         return
     if not options.json:
-        print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"])
+        print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"], summary.against)
     if options.out is not None:
         notes.print(save_plots(summary.policies, options.out), soft_wrap=True, markup=False)

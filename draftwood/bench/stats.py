@@ -6,7 +6,7 @@ Every definition is written out in docs/benchmarks.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,12 +121,8 @@ def method_stats(runs: Sequence[Run], ours: Totals, totals: Mapping[str, Totals]
 
 
 def decode_totals(runs: Sequence[Run], prompts: Sequence[str]) -> Totals:
-    """`[P, 2]` tokens after the first and the seconds they took, summed over the turns of each prompt."""
-    rows = {prompt: i for i, prompt in enumerate(prompts)}
-    totals = np.zeros((len(prompts), 2))
-    for run in runs:
-        totals[rows[run.prompt]] += max(0, run.tokens - 1), run.decode_s
-    return totals
+    """`[P, 2]` tokens after the first and the seconds they took."""
+    return totals_by_prompt(runs, prompts, lambda run: (max(0, run.tokens - 1), run.decode_s))
 
 
 def rate(totals: Totals) -> NDArray[np.float64]:
@@ -154,6 +150,30 @@ def bootstrap(ours: Totals, theirs: Totals, seed: int) -> tuple[float, float] | 
         return None
     low, high = np.nanpercentile(numerator[known] / denominator[known], [2.5, 97.5])
     return float(low), float(high)
+
+
+def compare(ours: Sequence[Run], theirs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
+    """Ratios of decoding speed, of speed with the prefill, and of tau, each with its 95 % interval over prompts."""
+    prompts = list(dict.fromkeys(run.prompt for run in ours))
+    figures: dict[str, Callable[[Run], tuple[float, float]]] = {
+        "speed": lambda run: (max(0, run.tokens - 1), run.decode_s),
+        "end_to_end": lambda run: (run.tokens, run.prefill_s + run.decode_s),
+        "tau": lambda run: (sum(1 + r.accepted for r in run.rounds), len(run.rounds)),
+    }
+    found: dict[str, Any] = {}
+    for name, amounts in figures.items():
+        mine, other = (totals_by_prompt(runs, prompts, amounts) for runs in (ours, theirs))
+        found |= {name: speedup(mine, other), f"{name}_interval": bootstrap(mine, other, seed)}
+    return found
+
+
+def totals_by_prompt(runs: Sequence[Run], prompts: Sequence[str], of: Callable[[Run], tuple[float, float]]) -> Totals:
+    """`[P, 2]` two amounts of each run, summed over the turns of each prompt."""
+    rows = {prompt: i for i, prompt in enumerate(prompts)}
+    totals = np.zeros((len(prompts), 2))
+    for run in runs:
+        totals[rows[run.prompt]] += of(run)
+    return totals
 
 
 def identical_prompts(runs: Iterable[Run]) -> int | None:

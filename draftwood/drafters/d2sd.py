@@ -23,7 +23,7 @@ from draftwood.drafters.worth import Trials
 from draftwood.errors import BadModel
 from draftwood.latency import Work
 from draftwood.target import Target
-from draftwood.tree import Child, Draft, Floats, Lattice
+from draftwood.tree import Child, Draft, Floats, Lattice, Tree
 
 NEVER, ALWAYS, DECIDED = 0, 1, 2
 
@@ -36,6 +36,7 @@ class Options:
     passes: int = field(
         default=1, metadata={"least": 1, "most": 3}
     )  # of the second drafter; 2: the paper's third level
+    samples: int = field(default=0, metadata={"least": 0, "most": 16})  # chains drawn instead of a second pass
     again: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # 0 never, 1 always, 2 if it pays
 
 
@@ -127,7 +128,10 @@ class D2SDDrafter(Weighed, Carded):
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One conditional draft per request, or its first lattice alone."""
-        drafts = [Anchored(lattice) for lattice in self._first.draft_behind([(_of(r, "first"), ()) for r in requests])]
+        lattices = self._first.draft_behind([(_of(r, "first"), ()) for r in requests])
+        if self._options.samples:
+            return [self._samples(request, lattice) for request, lattice in zip(requests, lattices, strict=True)]
+        drafts = [Anchored(lattice) for lattice in lattices]
         again = [i for i, draft in enumerate(drafts) if self._begins_again(requests[i].state, draft)]
         for _ in range(self._options.passes):
             self._anchor([requests[i] for i in again], [drafts[i] for i in again])
@@ -140,6 +144,11 @@ class D2SDDrafter(Weighed, Carded):
     @property
     def _once(self) -> bool:
         return self._second is self._first
+
+    def _samples(self, request: Request, lattice: Lattice) -> Tree:
+        """Drawn with a seed that only the place in the text decides: a draft may not know the target's draws."""
+        seed = len(request.state.first), request.root
+        return naive_samples(lattice, request.root, self._options.samples, np.random.default_rng(seed))
 
     def _begins_again(self, state: D2SDState, draft: Anchored) -> bool:
         scores = first_rejection(draft.anchors[()])[1:]
@@ -157,6 +166,26 @@ class D2SDDrafter(Weighed, Carded):
         if blocks:
             for (draft, path), lattice in zip(places, self._second.draft_behind(blocks), strict=True):
                 draft.add(path, lattice)
+
+
+def naive_samples(lattice: Lattice, root: int, count: int, rng: np.random.Generator) -> Tree:
+    """The likeliest chain and `count` chains drawn depth by depth, as one tree: the paper's control for a second pass.
+
+    Best first; masses are those of the lattice's paths.
+    """
+    p = np.exp(np.minimum(np.nan_to_num(lattice.logp.astype(np.float64), nan=-np.inf), 0.0))
+    reach = np.cumsum(p, 1) / np.maximum(p.sum(1, keepdims=True), np.finfo(np.float64).tiny)
+    drawn = (rng.random((count, len(p), 1)) > reach).sum(-1)
+    mass: dict[tuple[int, ...], float] = {(): 1.0}  # by the ranks that lead to a node
+    for ranks in [[0] * len(p), *np.minimum(drawn, p.shape[1] - 1).tolist()]:
+        for depth, rank in enumerate(ranks):
+            path = tuple(ranks[:depth])
+            mass[(*path, rank)] = mass[path] * float(p[depth, rank])
+    order = {path: node for node, path in enumerate(sorted(mass, key=lambda path: (-mass[path], len(path), path)))}
+    tokens = [int(lattice.tokens[len(path) - 1, path[-1]]) if path else root for path in order]
+    parents = [order[path[:-1]] if path else -1 for path in order]
+    masses = np.array([mass[path] for path in order], np.float32)
+    return Tree(np.array(tokens), np.array(parents), np.array([len(path) for path in order]), masses)
 
 
 def first_rejection(lattice: Lattice) -> Floats:

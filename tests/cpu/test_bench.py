@@ -22,7 +22,7 @@ from draftwood.bench.baseline import Transformers
 from draftwood.bench.measure import Settings, Summary
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.prompts import Prompt
-from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, jsonable, summarize, what_if
+from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, compare, jsonable, summarize, what_if
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
 from draftwood.footprint import Footprint
 from draftwood.latency import Machine, Work
@@ -296,6 +296,19 @@ def test_with_rivals_every_policy_meets_every_drafter_and_each_row_names_both() 
     assert [row["drafter"] for row in table.values()] == ["none", "none", "shipped", "ngram+recycling"]
     assert [row["identical"] for row in table.values()] == [4, 4, 4, 0]
     assert mine.loaded == ["none"] and {method for method, _ in theirs.asked} == {TREE}
+    over = summary.to_json()["against"]
+    assert set(over) == {"all", "set0", "set1"} and list(over["all"]) == [f"{TREE}@ngram+recycling"]
+    row = over["all"][f"{TREE}@ngram+recycling"]
+    assert row["of"] == f"{TREE}@shipped" and row["speed"] == row["tau"] == pytest.approx(1)
+    assert row["speed_interval"] == pytest.approx([1, 1])
+
+
+def test_drafters_are_compared_by_totals() -> None:
+    ours = [a_run(p, "a", 11, s, rounds=[a_round(accepted=4)] * 2) for p, s in (("x", 1.0), ("y", 3.0))]
+    theirs = [a_run(p, "b", 11, 4.0, rounds=[a_round(accepted=1)] * 5) for p in ("x", "y")]
+    found = compare(ours, theirs)
+    assert found["speed"] == pytest.approx(8 / 4) and found["tau"] == pytest.approx(5 / 2)
+    assert found["end_to_end"] == pytest.approx((22 / 5) / (22 / 9))
 
 
 def test_drafters_are_compared_on_one_target_each_with_its_own_taps(tmp_path, monkeypatch) -> None:

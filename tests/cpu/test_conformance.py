@@ -140,6 +140,9 @@ DRAFTERS: dict[str, Callable] = {
     "d2sd, one drafter, third level": lambda target, truth: D2SDDrafter(
         drafter := tiny_dflash(target), drafter, D2SDOptions(passes=2, again=1), "d2sd"
     ),
+    "d2sd, naive samples": lambda target, truth: D2SDDrafter(
+        drafter := tiny_dflash(target), drafter, D2SDOptions(samples=4), "d2sd"
+    ),
     "eagle3": lambda target, truth: tiny_eagle3(target),
     "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
 }

@@ -8,7 +8,7 @@ import torch
 
 from draftwood import registry
 from draftwood.drafters.base import Request
-from draftwood.drafters.d2sd import Anchored, D2SDDrafter, Options, boundaries, first_rejection
+from draftwood.drafters.d2sd import Anchored, D2SDDrafter, Options, boundaries, first_rejection, naive_samples
 from draftwood.drafters.worth import LOOKS, Trials
 from draftwood.errors import BadInput, BadModel
 from draftwood.grow import grow
@@ -23,6 +23,31 @@ def chain_of(confidences: list[float], first_token: int = 1) -> Lattice:
     p = np.array([[c, (1 - c) / 2] for c in confidences])
     tokens = np.arange(first_token, first_token + p.size).reshape(p.shape)
     return Lattice(tokens, np.log(p).astype(np.float32))
+
+
+def test_naive_samples_are_the_chain_and_paths_drawn_from_the_marginals() -> None:
+    """Masses are the lattice's; each node is drawn as often as its mass says."""
+    lattice = chain_of([0.7, 0.6])
+    tree = naive_samples(lattice, 9, 3, np.random.default_rng(0))
+    assert tree.tokens[0] == 9 and (np.diff(tree.mass) <= 0).all() and len(tree) <= 2 * 4
+    assert [1, 3] in [tree.tokens[tree.path(node)].tolist() for node in range(len(tree) + 1)], "the chain is in it"
+    paths = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, len(tree) + 1)}
+    assert len(paths) == len(tree), "nothing twice"
+    p = dict(zip(lattice.tokens.flatten().tolist(), np.exp(lattice.logp).flatten().tolist(), strict=True))
+    for node in range(1, len(tree) + 1):
+        assert tree.mass[node] == pytest.approx(
+            np.prod([p[t] for t in tree.tokens[tree.path(node)].tolist()]), rel=1e-5
+        )
+    trees = [naive_samples(lattice, 9, 1, np.random.default_rng(seed)) for seed in range(2000)]
+    second = np.mean([2 in tree.tokens[tree.depths == 1] for tree in trees])
+    assert second == pytest.approx(0.15 / 0.85, abs=0.03), "among the tokens that are listed"
+
+
+def test_samples_do_not_depend_on_anything_but_the_place_in_the_text() -> None:
+    target = tiny_target()
+    made = D2SDDrafter(drafter := tiny_dflash(target), drafter, Options(samples=4), "d2sd")
+    trees = [made.draft([Request(opened(made, target), 7, 5)])[0] for _ in range(2)]
+    np.testing.assert_array_equal(trees[0].tokens, trees[1].tokens)
 
 
 def test_scores_are_the_probabilities_of_the_first_rejection() -> None:
