@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from draftwood.errors import BadInput, DraftwoodError
+from draftwood.many import command as many
 from draftwood.serve import command as serving
 from draftwood.train import commands
 
@@ -397,6 +398,7 @@ def demo(
 
 
 serving.add_to(app)
+many.add_to(app)
 commands.add_to(app)
 
 

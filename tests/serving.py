@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,16 +47,21 @@ class Running:
         pytest.fail(f"still busy: {self.service.scheduler.load}")
 
 
+def write_tiny(folder: Path) -> Path:
+    """A random model that writes bytes, on disk; a text ends by itself now and then."""
+    model = tiny_model(dtype=torch.float64, vocab_size=257, max_position_embeddings=1024, eos_token_id=256)
+    model.save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def tiny_llm(drafter: str | list[str] = "ngram", dtype: str = "float64") -> LLM:
-    """A random model that writes bytes; a text ends by itself now and then."""
+    """The same in memory."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        model = tiny_model(dtype=torch.float64, vocab_size=257, max_position_embeddings=1024, eos_token_id=256)
-        model.save_pretrained(folder)
-        tokenizer = byte_tokenizer()
-        tokenizer.chat_template = TEMPLATE
-        tokenizer.save_pretrained(folder)
         patch.setattr(assemble, "probe", lambda *_: Machine("test", peak=1e12, bandwidth=1e10, launch_s=1e-6))
-        return load(folder, drafter, dtype=dtype, device="cpu")
+        return load(str(write_tiny(Path(folder))), drafter, dtype=dtype, device="cpu")
 
 
 @contextmanager

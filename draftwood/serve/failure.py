@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -57,8 +58,9 @@ def install(app: FastAPI) -> None:
         return Refused(400, str(error)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _of_validation(error).response()
+    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return invalid(first, first["loc"][1:]).response()  # the first part says that it is of the body
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
@@ -71,12 +73,10 @@ def install(app: FastAPI) -> None:
         return Refused(500, "The server made a mistake; its log says more.", "internal_error").response()
 
 
-def _of_validation(error: RequestValidationError) -> Refused:
-    """The first thing that is wrong, in OpenAI's words where it has some."""
-    first = error.errors()[0]
+def invalid(first: Mapping[str, Any], place: Sequence[int | str]) -> Refused:
+    """The first thing that pydantic finds wrong, and where in the body, in OpenAI's words where it has some."""
     # Which member of a union was tried is nothing that a client knows: capitals are names of types.
-    place = [str(part) for part in first["loc"][1:] if not (isinstance(part, str) and not part.islower())]
-    param = ".".join(place) or None
+    param = ".".join(str(part) for part in place if not (isinstance(part, str) and not part.islower())) or None
     if first["type"] == "extra_forbidden":
         return Refused(400, f"Unrecognized request argument supplied: {param}", "unknown_parameter", param)
     if first["type"] == "json_invalid":

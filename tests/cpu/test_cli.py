@@ -27,7 +27,9 @@ from draftwood.store import write_json
 from draftwood.tree import Tree
 from tests.reference import byte_tokenizer, tiny_model
 
-COMMANDS = ("generate", "chat", "bench", "calibrate", "doctor", "demo", "distill", "train", "eval-drafter")
+COMMANDS = (
+    "generate", "chat", "bench", "calibrate", "doctor", "demo", "distill", "train", "eval-drafter", "serve", "batch",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

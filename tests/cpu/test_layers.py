@@ -15,7 +15,7 @@ IDEA = {
     "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"sampling"}  # of the idea, and for its types alone: test_numpy_alone.py
-DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "train", "serve_ray"}
+DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train", "serve_ray"}
 FILES = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 
 

@@ -1,0 +1,95 @@
+"""The output folder: results.jsonl only grows, line by whole line, so a run can be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from draftwood.errors import BadInput
+from draftwood.many.outcome import failed
+from draftwood.store import read_json, write_json
+from draftwood.train.files import make_folder
+
+RESULTS, MANIFEST, LOCK = "results.jsonl", "batch.json", ".lock"
+
+
+@dataclass(slots=True, eq=False)
+class Folder:
+    """What is finished, and the file that more is appended to."""
+
+    path: Path
+    file: BinaryIO
+    done: set[str] = field(default_factory=set)  # custom_ids
+    failed: int = 0
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Keep a result: when this returns, it is on the disk."""
+        try:
+            self.file.write(json.dumps(result).encode() + b"\n")
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise BadInput(f"--out {self.path}: results cannot be written ({error.strerror}).") from None
+        self.count(result)
+
+    def count(self, result: Mapping[str, Any]) -> None:
+        self.done.add(result["custom_id"])
+        self.failed += failed(result)
+
+
+@contextmanager
+def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
+    """The folder with what earlier runs of the same input and settings left in it.
+
+    Raises BadInput if it holds another run's results, is written by another process now, or is damaged.
+    """
+    make_folder(path, "--out")
+    lock = FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"--out {path}: another process is writing there; wait for it, or name another.") from None
+    try:
+        _claim(path, manifest)
+        with (path / RESULTS).open("ab+") as file:
+            folder = Folder(path, file)
+            _recover(folder)
+            yield folder
+    finally:
+        lock.release()
+
+
+def _claim(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Say whose results the folder holds, or refuse to mix them with others'."""
+    results = path / RESULTS
+    if results.exists() and results.stat().st_size:
+        found = read_json(path / MANIFEST) or {}
+        changed = [name for name, value in manifest.items() if found.get(name) != value]
+        if changed:
+            told = ", ".join(f"{name} {found.get(name)!r} instead of {manifest[name]!r}" for name in changed)
+            raise BadInput(f"--out {path} holds the results of another run ({told}); name another folder.")
+    write_json(path / MANIFEST, manifest)
+
+
+def _recover(folder: Folder) -> None:
+    """Read what is there. A last line that a kill cut off is removed."""
+    end = 0
+    folder.file.seek(0)
+    for number, line in enumerate(folder.file, start=1):
+        if not line.endswith(b"\n"):
+            folder.file.truncate(end)
+            break
+        end += len(line)
+        try:
+            folder.count(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(
+                f"{folder.path / RESULTS}: line {number} is damaged; delete it, and what it held is written anew."
+            ) from None

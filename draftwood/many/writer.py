@@ -1,0 +1,64 @@
+"""Lines in, results out, as many at once as the engine has seats: a finished one makes room for the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from draftwood.errors import DraftwoodError
+from draftwood.llm import LLM
+from draftwood.many.lines import BadLine, Line
+from draftwood.many.outcome import Found, outcome
+from draftwood.serve.failure import Refused
+from draftwood.serve.options import Options
+from draftwood.serve.service import Service
+
+AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
+UNDESERVED = ("internal_error", "out_of_memory")  # may be the fault of another line in the same round
+
+Keep = Callable[[dict[str, Any]], None]
+
+
+class Writer:
+    """A model that answers lines."""
+
+    def __init__(self, llm: LLM, options: Options) -> None:
+        self._service = Service(llm, options)
+        self.places = AHEAD * self._service.scheduler.seats
+        self._service.scheduler.start()
+
+    async def answer(self, line: Line) -> Found:
+        """The body of the answer, or why there is none."""
+        if isinstance(line.asked, Refused | BadLine):
+            return line.asked
+        try:
+            return await (await self._service.begin(line.asked)).whole()
+        except Refused as why:
+            return why
+        except DraftwoodError as mistake:
+            return Refused(400, str(mistake))
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._service.scheduler.drain(0.0)
+
+
+async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
+    """`keep` gets a result for each line, in the order in which they are ready.
+
+    Lines that a failing round took along are written again, each by itself: only those that are to blame fail then.
+    """
+    again: list[Line] = []
+
+    async def work() -> None:
+        for line in lines:  # one iterator for all: whoever is free takes the next
+            found = await writer.answer(line)
+            if isinstance(found, Refused) and found.code in UNDESERVED:
+                again.append(line)
+            else:
+                keep(outcome(line.custom_id, found))
+
+    await asyncio.gather(*(work() for _ in range(writer.places)))
+    for line in again:
+        keep(outcome(line.custom_id, await writer.answer(line)))

@@ -1,0 +1,63 @@
+"""`draftwood batch` as a process that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from draftwood.llm import load
+from tests.serving import write_tiny
+
+LINES, TOKENS = 30, 100
+
+
+def count(out: Path) -> int:
+    path = out / "results.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_run_that_is_killed_goes_on_and_answers_every_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
+    source, out, tiny = tmp_path / "prompts.jsonl", tmp_path / "out", write_tiny(tmp_path / "tiny")
+    source.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(LINES)))
+    flags = dict(target=tiny, drafter="ngram", dtype="float64", max_new_tokens=TOKENS, max_concurrency=2)
+    command = [sys.executable, "-m", "draftwood", "batch", "--in", source, "--out", out, "--json"]
+    command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def stopped_after(more: int, number: int) -> tuple[int, str]:
+        before, process = count(out), start()
+        while count(out) < before + more and process.poll() is None:
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        _, err = process.communicate()
+        assert before + more <= count(out) < LINES, "it was stopped under way"
+        return process.returncode, err
+
+    assert stopped_after(3, signal.SIGKILL)[0] == -signal.SIGKILL
+    code, err = stopped_after(3, signal.SIGINT)
+    assert code == 130 and f"{count(out)} of {LINES} lines are done" in err and "Traceback" not in err
+    process = start()
+    told, err = process.communicate()
+    assert process.returncode == 0, err
+    assert json.loads(told.splitlines()[-1])["answered"] == LINES
+
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    texts = {result["custom_id"]: result["response"]["body"]["choices"][0]["message"]["content"] for result in found}
+    assert len(found) == len(texts) == LINES
+    llm = load(str(tiny), "none", "autoregressive", dtype="float64", device="cpu")
+    for i in range(0, LINES, 5):
+        assert texts[f"line-{i + 1}"] == llm.generate(f"prompt {i}", max_new_tokens=TOKENS).text
