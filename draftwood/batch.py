@@ -41,6 +41,7 @@ class Step:
     round: Round | None
     seconds: float  # of the round; of the step that ends the prefill: since the request joined
     likelihoods: tuple[Likelihood, ...] | None = None  # of each token, if asked for
+    plain_s: float | None = None  # what a round without drafts was expected to take instead; None as for `round`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,7 @@ class _Begun:
     start: float
     clock: Clock
     parts: list[Part]
+    costs: Mapping[Policy, Costs]  # as expected before the round
     drafts: list[Lattice | Tree | None]  # for each part what its tree was grown from
 
 
@@ -110,7 +112,7 @@ class Batch:
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
         grown_from = [proposal.draft if proposal else None for proposal in proposed]
-        return _Begun(start, clock, parts, [*grown_from, *(None for _ in chunks)])
+        return _Begun(start, clock, parts, costs, [*grown_from, *(None for _ in chunks)])
 
     def _chunks(self) -> list[Part]:
         """What this round reads of prompts, first come, first served."""
@@ -206,7 +208,8 @@ class Batch:
             kept = part.size if verdict is None or part.known else 1 + len(verdict.path)
             part.request.filled += kept
             if verdict is not None:
-                steps[part.request] = self._emit(part, verdict, record, seconds)
+                plain_s = None if part.known else begun.costs[part.request.policy].plain_s
+                steps[part.request] = self._emit(part, verdict, record, seconds, plain_s)
         return steps
 
     def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
@@ -247,13 +250,13 @@ class Batch:
         widths = self._rounds.widths
         return tokens if widths is None else next(width for width in widths if width >= tokens)
 
-    def _emit(self, part: Part, verdict: Verdict, record: Round | None, seconds: float) -> Step:
+    def _emit(self, part: Part, verdict: Verdict, record: Round | None, seconds: float, plain_s: float | None) -> Step:
         """Commit a verdict to the request's text, and let go of the request if that ends it."""
         request = part.request
         if part.known:
             step = Step([verdict.bonus], None, [], None, time.perf_counter() - request.start, verdict.likelihoods)
         else:
-            step = Step(verdict.tokens, part.tree, verdict.path, record, seconds, verdict.likelihoods)
+            step = Step(verdict.tokens, part.tree, verdict.path, record, seconds, verdict.likelihoods, plain_s)
         step = _cut(step, request.remaining, request.stop_ids)
         request.sampler.commit(step.tokens)
         request.finished = request.remaining <= 0 or step.tokens[-1] in request.stop_ids

@@ -67,7 +67,7 @@ def tiny_llm(drafter: str | list[str] = "ngram", dtype: str = "float64") -> LLM:
 @contextmanager
 def serving(llm: LLM, **options: object) -> Iterator[Running]:
     """Served as `tiny` until the block ends."""
-    chosen = Options(port=0, name="tiny", **options)  # type: ignore[arg-type]
+    chosen = Options(**{"port": 0, "name": "tiny", **options})  # type: ignore[arg-type]
     listening = bind(chosen)
     app = build_app(llm, chosen)
     server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))

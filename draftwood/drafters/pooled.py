@@ -106,6 +106,12 @@ class Pooled(Learner, Carded):
     def fresh(self) -> Pooled:
         return Pooled([part.fresh() if isinstance(part, (Voice, Recycling)) else part for part in self.parts])
 
+    def authors(self, tree: Tree) -> list[str]:
+        """Which part each node of a tree is from, the root included; of a lattice, whichever drafts."""
+        if tree.sources is None:
+            return ["+".join(part.name for part in self._drafters)] * len(tree.tokens)
+        return [self.parts[source].name for source in tree.sources]
+
     def open(self, capacity: int) -> PooledState:
         return PooledState([None if isinstance(part, Recycling) else part.open(capacity) for part in self.parts])
 

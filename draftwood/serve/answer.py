@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.accept import Likelihood
 from draftwood.batch import Step
+from draftwood.drafters.base import Drafter
+from draftwood.drafters.pooled import Pooled
 from draftwood.llm import LLM
 from draftwood.request import Request
 from draftwood.serve.failure import Refused
@@ -173,9 +175,11 @@ def live(choice: Choice, delta: Delta, llm: LLM) -> dict[str, Any]:
     """What a round did, for those who watch: docs/serve.md has the fields."""
     step, record = delta.step, delta.step.round
     rounds = choice.rounds
+    authors = _authors(llm.drafter, step.tree)
+    drafters = [*(authors[node] for node in step.path), None]
     return {
-        "pieces": [{"text": p.text, "token": p.token, "origin": p.origin, "depth": p.depth} for p in delta.pieces],
-        "tree": None if step.tree is None else _tree(step.tree, step.path, llm.tokenizer),
+        "pieces": [{**asdict(piece), "drafter": name} for piece, name in zip(delta.pieces, drafters, strict=False)],
+        "tree": None if step.tree is None else _tree(step.tree, step.path, authors, llm.tokenizer),
         "drafter": llm.drafter.name if llm.drafter else None,
         "policy": choice.job.request.policy.name,
         "seconds": step.seconds,
@@ -185,10 +189,22 @@ def live(choice: Choice, delta: Delta, llm: LLM) -> dict[str, Any]:
         "tau": 1 + sum(r.accepted for r in rounds) / len(rounds) if rounds else None,
         "tokens_per_s": _pace(choice),
         "predicted_s": record.predicted_s if record is not None and record.predicted else None,
+        "plain_s": step.plain_s,
     }
 
 
-def _tree(tree: Tree, path: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _authors(drafter: Drafter | None, tree: Tree | None) -> list[str | None]:
+    """Who drafted each node; nobody the root."""
+    if tree is None:
+        return []
+    if isinstance(drafter, Pooled):
+        return [None, *drafter.authors(tree)[1:]]
+    return [None] + [drafter.name if drafter else None] * len(tree)
+
+
+def _tree(
+    tree: Tree, path: Sequence[int], authors: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
     """Parallel lists, the root first; `accepted` are indices."""
     return {
         "tokens": tree.tokens.tolist(),
@@ -196,6 +212,7 @@ def _tree(tree: Tree, path: Sequence[int], tokenizer: PreTrainedTokenizerBase) -
         "parents": tree.parents.tolist(),
         "depths": tree.depths.tolist(),
         "mass": [round(float(mass), 5) for mass in tree.mass],
+        "drafters": list(authors),
         "accepted": list(path),
     }
 

@@ -12,9 +12,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from draftwood import __version__
+from draftwood import __version__, registry
 from draftwood.llm import LLM
-from draftwood.serve import failure
+from draftwood.serve import failure, playground
 from draftwood.serve.failure import REFUSALS, Refused
 from draftwood.serve.guard import Events, Gone, Guard, while_there
 from draftwood.serve.options import Options
@@ -57,6 +57,7 @@ def build_app(llm: LLM, options: Options) -> FastAPI:
     failure.install(app)
     app.include_router(_writing(service))
     app.include_router(_telling(service))
+    playground.install(app)
     app.add_middleware(Guard, key=options.api_key, max_body_bytes=options.max_body_bytes)
     if options.cors:
         app.add_middleware(
@@ -139,4 +140,5 @@ def _card(service: Service) -> dict[str, Any]:
         "max_model_len": service.scheduler.max_len,
         "drafter": drafter.name if drafter else None,
         "policy": service.llm.engine.policy.name,
+        "policies": registry.policy_names(),
     }

@@ -20,7 +20,7 @@ from draftwood.experts import LatticeExpert, TreeExpert
 from draftwood.grow import FAINT, beam, chain, grow
 from draftwood.pool import FLOOR, Pool, Weights
 from draftwood.successors import Successors
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Lattice, Tree, chain_tree
 from tests.reference import Branching, Noisy, lattice, tiny_dflash, tiny_target
 
 V, D, K = 12, 4, 5
@@ -187,6 +187,14 @@ def test_what_is_worthless_is_switched_off() -> None:
         made.extend(state, [root], None)
         root = chosen
     assert not any(alone[:50]) and np.mean(alone[-300:]) > 0.5
+
+
+def test_every_node_has_an_author() -> None:
+    made = Pooled([Noisy("noisy", max_depth=1), Recycling(97)])
+    tree = chain_tree([5, 6, 7])
+    assert made.authors(tree) == ["noisy"] * 3, "a lattice alone"
+    pooled = replace(tree, sources=np.array([0, 1, 0]))
+    assert made.authors(pooled) == ["noisy", "recycling", "noisy"]
 
 
 def test_the_table_holds_averages_of_what_was_seen() -> None:

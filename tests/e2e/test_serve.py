@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from draftwood.llm import LLM
+from draftwood.serve import playground
 from tests.serving import Running, serving, tiny_llm
 
 HELLO = [{"role": "user", "content": "hello, who are you?"}]
@@ -97,6 +99,28 @@ def test_a_watcher_sees_trees_and_origins(client: openai.OpenAI) -> None:
         drafted = [p for p in one["pieces"] if p["origin"] == "draft"]
         assert [p["token"] for p in drafted] == [tree["tokens"][i] for i in accepted][: len(drafted)]
         assert one["tau"] >= 1 and one["tokens_per_s"] > 0 and one["drafter"] == "ngram"
+        assert tree["drafters"] == [None] + ["ngram"] * (one["width"] - 1) and one["plain_s"] > 0
+        assert all(p["drafter"] == ("ngram" if p["origin"] == "draft" else None) for p in one["pieces"])
+
+
+def test_others_are_told_nothing_of_rounds(client: openai.OpenAI) -> None:
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        assert not any(getattr(chunk, "draftwood", None) for chunk in ask(client, stream=True, **options))
+
+
+def test_each_drafted_token_has_its_drafter() -> None:
+    with serving(tiny_llm(["ngram", "recycling"])) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any")
+        body = {"stream_options": {"include_draftwood": True}, "ignore_eos": True}
+        stream = ask(client, temperature=0, stream=True, max_tokens=120, extra_body=body)
+        told = [chunk.draftwood for chunk in stream if getattr(chunk, "draftwood", None)][1:]
+    named = set()
+    for one in told:
+        drafted = [p for p in one["pieces"] if p["origin"] == "draft"]
+        nodes = one["tree"]["accepted"][: len(drafted)]
+        assert [p["drafter"] for p in drafted] == [one["tree"]["drafters"][node] for node in nodes]
+        named |= set(one["tree"]["drafters"][1:])
+    assert named == {"ngram", "recycling"}
 
 
 def test_several_choices_have_seeds_of_their_own(client: openai.OpenAI, llm: LLM) -> None:
@@ -256,6 +280,7 @@ def test_keys(llm: LLM) -> None:
             assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == status
         assert httpx.get(f"{running.url}/health").status_code == 200
         assert httpx.get(f"{running.url}/metrics").status_code == 401
+        assert httpx.get(running.url).status_code == httpx.get(f"{running.url}/page/main.js").status_code == 200
 
 
 def test_browsers_may_not_call_unless_asked(llm: LLM, running: Running) -> None:
@@ -363,6 +388,22 @@ def test_helpers(running: Running, client: openai.OpenAI) -> None:
     assert httpx.post(f"{url}/tokenize", json={"messages": HELLO}).json()["count"] > 10
     assert httpx.post(f"{url}/detokenize", json={"tokens": [-1]}).status_code == 400
     assert httpx.get(f"{url}/health").status_code == 200 and httpx.get(f"{url}/version").json()["version"]
+
+
+def test_the_page_is_whole_and_asks_nobody_else(running: Running) -> None:
+    """Whatever its files name lies beside them; what they may load and call is this server."""
+    page, files = httpx.get(running.url), {path.name: path.read_text() for path in playground.FOLDER.iterdir()}
+    assert page.text == files["index.html"] and "'none'" in page.headers["content-security-policy"]
+    named = set(re.findall(r'"page/([\w.]+)"', page.text))
+    named |= {name for text in files.values() for name in re.findall(r'from "\./([\w.]+)"', text)}
+    assert named | {"index.html"} == set(files)
+    for name in named:
+        got = httpx.get(f"{running.url}/page/{name}")
+        assert got.text == files[name] and got.headers["cache-control"] == "no-cache"
+    assert httpx.get(f"{running.url}/page/nothing.js").status_code == 404
+    assert httpx.get(f"{running.url}/page/..%2fapp.py").status_code == 404
+    for text in files.values():
+        assert not re.findall(r"https?://(?!www\.w3\.org/)", text)
 
 
 def test_metrics_carry_the_names_that_dashboards_know(running: Running, client: openai.OpenAI) -> None:

@@ -1,0 +1,42 @@
+"""The page at `/`: files that a browser needs nothing else to run."""
+
+from __future__ import annotations
+
+from os import PathLike, stat_result
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+FOLDER = Path(__file__).with_name("page")
+HEADERS = {
+    # The page loads and calls nothing but this server, and nobody frames it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",  # ask whether it is still the same: another version may be installed
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Files(StaticFiles):
+    """Files with our headers."""
+
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(HEADERS)
+        return response
+
+
+def install(app: FastAPI) -> None:
+    """Serve the page at `/` and what belongs to it below `/page`."""
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(FOLDER / "index.html", headers=HEADERS)
+
+    app.mount("/page", Files(directory=FOLDER), name="page")
