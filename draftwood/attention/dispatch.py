@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from draftwood.attention.args import AttentionArgs, Backend
+from draftwood.attention.cascade import CASCADE
 from draftwood.attention.reference import REFERENCE
 from draftwood.attention.sdpa import SDPA
 from draftwood.attention.triton_backend import TRITON
@@ -18,7 +19,7 @@ from draftwood.plan import Plan, make_plan
 from draftwood.tree import TreeBatch, root_only
 
 NAME = "draftwood"
-BACKENDS: tuple[Backend, ...] = (TRITON, SDPA, REFERENCE)  # the last one takes everything
+BACKENDS: tuple[Backend, ...] = (TRITON, CASCADE, SDPA, REFERENCE)  # the last one takes everything
 
 
 def register() -> None:

@@ -5,6 +5,9 @@ the confidence of its k-th token. At the boundaries with the largest r, a variab
 and predicts the rest, all of them in one batched pass over a context that they share. What it says becomes the
 conditional lattice of the chain's node there, so that growth mixes the first pass's siblings with the second pass's
 continuations by mass, and nothing is verified twice. Whether the second pass is worth its time is decided each round.
+
+Where trees reach the block's end and its chain is likely to be accepted whole, a further block can follow: the end of
+the chain is seen, the rest predicted. Of drafted tokens there are no target features, so it knows less.
 """
 
 from __future__ import annotations
@@ -38,13 +41,15 @@ class Options:
     )  # of the second drafter; 2: the paper's third level
     samples: int = field(default=0, metadata={"least": 0, "most": 16})  # chains drawn instead of a second pass
     again: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # 0 never, 1 always, 2 if it pays
+    further: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # the same of a further block
 
 
 @dataclass(frozen=True, slots=True)
 class D2SDState:
     first: Any
     second: Any
-    trials: Trials
+    trials: Trials  # of the second pass
+    further: Trials  # of a further block
 
 
 class Anchored:
@@ -90,7 +95,9 @@ class D2SDDrafter(Weighed, Carded):
     def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
         self.name, self._first, self._second, self._options = name, first, second, options
         self.tap_layers = tuple(dict.fromkeys((*first.tap_layers, *second.tap_layers)))
-        self.max_depth = max(first.max_depth, second.max_depth)
+        self._seen = second.max_depth // 2  # tokens of the chain's end in a further block
+        longest = first.max_depth + second.max_depth - self._seen
+        self.max_depth = longest if options.further else max(first.max_depth, second.max_depth)
 
     @classmethod
     def load(cls, argument: str, target: Target) -> D2SDDrafter:
@@ -112,16 +119,18 @@ class D2SDDrafter(Weighed, Carded):
 
     def open(self, capacity: int) -> D2SDState:
         first = self._first.open(capacity)
-        return D2SDState(first, first if self._once else self._second.open(capacity), Trials())
+        return D2SDState(first, first if self._once else self._second.open(capacity), Trials(), Trials())
 
     def extend(self, state: D2SDState, tokens: list[int], taps: Tensor | None) -> None:
-        state.trials.emitted(len(tokens))
+        for trials in (state.trials, state.further):
+            trials.emitted(len(tokens))
         self._first.extend(state.first, tokens, taps_of(self._first.tap_layers, self.tap_layers, taps))
         if not self._once:
             self._second.extend(state.second, tokens, taps_of(self._second.tap_layers, self.tap_layers, taps))
 
     def rewind(self, state: D2SDState, length: int) -> None:
-        state.trials.forget()
+        for trials in (state.trials, state.further):
+            trials.forget()
         self._first.rewind(state.first, length)
         if not self._once:
             self._second.rewind(state.second, length)
@@ -135,7 +144,9 @@ class D2SDDrafter(Weighed, Carded):
         again = [i for i, draft in enumerate(drafts) if self._begins_again(requests[i].state, draft)]
         for _ in range(self._options.passes):
             self._anchor([requests[i] for i in again], [drafts[i] for i in again])
-        return [draft if i in again else draft.anchors[()] for i, draft in enumerate(drafts)]
+        further = [i for i, draft in enumerate(drafts) if self._goes_further(requests[i], draft)]
+        self._follow([requests[i] for i in further], [drafts[i] for i in further])
+        return [draft if len(draft.anchors) > 1 else draft.anchors[()] for draft in drafts]
 
     def work(self, context: int) -> Work:
         """The first pass; what a second one takes is learned with the rounds."""
@@ -155,6 +166,31 @@ class D2SDDrafter(Weighed, Carded):
         chance = float(np.sort(scores)[-self._options.boundaries :].sum())
         decided = state.trials.choose(chance)
         return (False, True, decided)[self._options.again]
+
+    def _goes_further(self, request: Request, draft: Anchored) -> bool:
+        """Only behind a whole block, and if recent trees went to its end; then what it brought so far decides."""
+        trials, deepest = request.state.further, self._first.max_depth
+        whole = len(draft.anchors[()].tokens) == deepest and (request.depth is None or request.depth > deepest)
+        if self._options.further == NEVER or not whole:
+            trials.forget()
+            return False
+        decided = trials.choose(_mass(draft, tuple(draft.anchors[()].tokens[:, 0].tolist())))
+        return self._options.further == ALWAYS or decided
+
+    def _follow(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
+        """One batched pass: a further block behind each chain, which begins in it."""
+        gap = self._first.max_depth - self._seen
+        chains = [draft.anchors[()].tokens[:, 0].tolist() for draft in drafts]
+        blocks = [
+            (replace(_of(request, "second"), root=chain[gap - 1], depth=None), chain[gap:])
+            for request, chain in zip(requests, chains, strict=True)
+        ]
+        if blocks:
+            lattices = self._second.draft_behind(blocks, gap)
+            for draft, chain, lattice in zip(drafts, chains, lattices, strict=True):
+                before = ((gap, 0), (0, 0))  # rows of depths that the block leaves out: they count for nothing
+                rows = Lattice(np.pad(lattice.tokens, before), np.pad(lattice.logp, before, constant_values=-np.inf))
+                draft.add(tuple(chain), rows)
 
     def _anchor(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
         """One batched pass: new lattices at the likeliest first rejections of those that are there."""

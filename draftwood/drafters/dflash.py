@@ -138,16 +138,18 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         return list(self.draft_behind([(request, ()) for request in requests]))
 
     @torch.inference_mode()
-    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]]) -> list[Lattice]:
+    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Lattice]:
         """One `Lattice` [depth, width] per block, whose first tokens after the root are seen instead of masked.
 
-        The rows of tokens that are seen say nothing. Blocks of one request share its context.
+        The rows of tokens that are seen say nothing. Blocks of one request share its context. With a `gap`, so many
+        tokens lie between context and root that were drafted and have no features: positions count them, nobody sees
+        them.
         """
         states = [request.state for request, _ in blocks]
         for state in states:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
-        hidden = self._block(self._embed_blocks([[request.root, *seen] for request, seen in blocks]), states)
+        hidden = self._block(self._embed_blocks([[request.root, *seen] for request, seen in blocks]), states, gap)
         depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
         block = hidden[:, 1 : 1 + depth].flatten(0, 1)
         rows = self._logits(block).view(len(blocks), depth, -1)
@@ -215,10 +217,11 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         rows = self._target.embed(ids.flatten().to(self._weights.norm.device))
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
-    def _block(self, x: Tensor, states: list[DFlashState]) -> Tensor:
+    def _block(self, x: Tensor, states: list[DFlashState], gap: int = 0) -> Tensor:
         """All layers over the blocks `[R * B, hidden]`; `[R, B, hidden]` before the final norm."""
         size = self.config.block_size
-        places = [self._rotary(state.projected, state.projected + size) for state in states]
+        starts = [state.projected + gap for state in states]
+        places = [self._rotary(start, start + size) for start in starts]
         cos, sin = (torch.cat(part) for part in zip(*places, strict=True))
         groups = self.config.num_heads // self.config.num_kv_heads
         views = {

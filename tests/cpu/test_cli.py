@@ -332,8 +332,8 @@ def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, run: Run) 
 def test_doctor_says_which_attention_runs_and_why(run: Run, folder: Path) -> None:
     code, out, _ = run("doctor", "--device", "cpu", "--target", folder, "--json")
     assert code == 0
-    triton, sdpa = json.loads(out)["attention"].items()
-    assert triton[0] == "triton" and "CUDA" in triton[1] and sdpa == ("sdpa", None)
+    triton, cascade, sdpa = json.loads(out)["attention"].items()
+    assert triton[0] == "triton" and "CUDA" in triton[1] and cascade[0] == "cascade" and sdpa == ("sdpa", None)
     assert doctor.attention_line(dict([triton, sdpa])) == f"sdpa (triton: {triton[1]})"
     assert doctor.attention_line({"triton": None}) == "triton"
 

@@ -140,6 +140,9 @@ DRAFTERS: dict[str, Callable] = {
     "d2sd, one drafter, third level": lambda target, truth: D2SDDrafter(
         drafter := tiny_dflash(target), drafter, D2SDOptions(passes=2, again=1), "d2sd"
     ),
+    "d2sd, further blocks": lambda target, truth: D2SDDrafter(
+        tiny_dflash(target), tiny_dflash(target, seed=2), D2SDOptions(again=0, further=1), "d2sd"
+    ),
     "d2sd, naive samples": lambda target, truth: D2SDDrafter(
         drafter := tiny_dflash(target), drafter, D2SDOptions(samples=4), "d2sd"
     ),

@@ -117,7 +117,9 @@ def test_blocks_with_seen_tokens_share_one_pass_and_nothing_else() -> None:
 @pytest.mark.parametrize("again", [0, 1])
 def test_the_second_pass_can_be_forced_and_forbidden(again: int) -> None:
     target = tiny_target()
-    made = D2SDDrafter(tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), Options(again=again), "d2sd")
+    made = D2SDDrafter(
+        tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), Options(again=again, further=0), "d2sd"
+    )
     assert made.tap_layers == (0, 2, 1)
     state = opened(made, target)
     draft = made.draft([Request(state, 7, 5)])[0]
@@ -129,6 +131,41 @@ def test_the_second_pass_can_be_forced_and_forbidden(again: int) -> None:
     after = made.draft([Request(state, 7, 5)])[0]
     first, second = (d.anchors[()] if again else d for d in (draft, after))
     np.testing.assert_allclose(first.logp, second.logp, rtol=1e-6)
+
+
+def test_a_further_block_continues_the_chain_where_trees_reach_its_end() -> None:
+    """Its rows are those of a block that begins in the chain, at the right positions and behind the same context."""
+    target = tiny_target()
+    first, second = tiny_dflash(target), tiny_dflash(target, seed=2)
+    made = D2SDDrafter(first, second, Options(again=0, further=1), "d2sd")
+    state = opened(made, target)
+    deepest, seen = first.max_depth, second.max_depth // 2
+    assert made.max_depth == deepest + second.max_depth - seen
+    shallow = made.draft([Request(state, 7, 5, depth=deepest)])[0]
+    assert isinstance(shallow, Lattice), "nobody goes that deep"
+    draft = made.draft([Request(state, 7, 5, depth=deepest + 2)])[0]
+    chain = draft.anchors[()].tokens[:, 0].tolist()
+    place = draft.start()
+    for depth, token in enumerate(chain):
+        assert {child for _, child, _ in draft.children(place)} == set(draft.anchors[()].tokens[depth].tolist())
+        place = draft.step(place, token)
+    gap = deepest - seen
+    begins = Request(state.second, chain[gap - 1], 5)
+    (expected,) = second.draft_behind([(begins, chain[gap:])], gap)
+    for row in range(seen, second.max_depth):
+        found = list(draft.children(place))
+        assert [token for _, token, _ in found] == expected.tokens[row].tolist() and found[0][2] == 1
+        place = draft.step(place, found[0][1])
+    assert not list(draft.children(place)), "and no further"
+    (elsewhere,) = second.draft_behind([(begins, chain[gap:])], 0)
+    assert not np.allclose(expected.logp[seen:], elsewhere.logp[seen:]), "positions count what lies between"
+
+
+def test_without_further_blocks_nothing_is_deeper_than_a_block() -> None:
+    target = tiny_target()
+    made = D2SDDrafter(drafter := tiny_dflash(target), drafter, Options(again=0, further=0), "d2sd")
+    assert made.max_depth == drafter.max_depth
+    assert isinstance(made.draft([Request(opened(made, target), 7, 5)])[0], Lattice)
 
 
 @pytest.mark.parametrize("pays", [True, False])

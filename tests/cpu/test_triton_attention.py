@@ -286,8 +286,8 @@ def test_it_declines_where_triton_cannot_work(monkeypatch: pytest.MonkeyPatch) -
 def test_the_choice_is_explained() -> None:
     here = torch.device("cpu")
     plain, capped = explain(here, torch.float32, 64), explain(here, torch.float32, 64, softcap=50.0)
-    assert list(plain) == ["triton", "sdpa"] and "CUDA" in str(plain["triton"]) and plain["sdpa"] is None
-    assert list(capped) == ["triton", "sdpa", "reference"] and "soft-cap" in str(capped["sdpa"])
+    assert list(plain) == ["triton", "cascade", "sdpa"] and "CUDA" in str(plain["triton"]) and plain["sdpa"] is None
+    assert list(capped) == ["triton", "cascade", "sdpa", "reference"] and "soft-cap" in str(capped["sdpa"])
 
 
 # --- compiled --------------------------------------------------------------------------------------------------
