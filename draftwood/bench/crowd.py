@@ -1,14 +1,16 @@
 """`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
 
-At every load the methods answer the same prompts in turn, in one process. So many seats are kept taken as there are
-users: where an answer ends the next prompt sits down. Plain decoding runs without a drafter and without its taps.
+At every load the methods answer the same prompts in turn, in one process. So many seats are taken all the time as there
+are users: where an answer ends the next prompt sits down. The first answers are cut at different lengths, so that seats
+do not change hands together, and the clock starts when they are over: no beginning and no emptying room is measured.
+Plain decoding runs without a drafter and without its taps.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwood import registry
+from draftwood.batch import Step
 from draftwood.bench.environment import environment
 from draftwood.bench.measure import rotated
 from draftwood.bench.prompts import load_prompts
@@ -40,7 +43,7 @@ class CrowdOptions:
     loads: Sequence[int] = (1, 2, 4, 8, 16, 32)
     policies: Sequence[str] = ("bastion", "ddtree:8")
     prompts: Sequence[str] = ()
-    turns: int = 2  # answers of each user
+    turns: int = 2  # answers' worth of tokens for each user, on average
     max_new_tokens: int = 64
     repeats: int = 3
     temperature: float = 0.0
@@ -54,7 +57,7 @@ class CrowdOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One method's answers to all prompts of a load, once."""
+    """What one method wrote while the clock ran."""
 
     tokens: int
     seconds: float
@@ -87,8 +90,7 @@ def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, An
     crowd = Crowd(llm, methods, options)
     loads: list[Load] = []
     for users in options.loads:
-        texts = [prompts[i % len(prompts)] for i in range(users * options.turns)]
-        loads += crowd.measure(users, texts, lambda line: console.print(line, style="dim", highlight=False))
+        loads += crowd.measure(users, prompts, lambda line: console.print(line, style="dim", highlight=False))
     facts = {"loads": [asdict(load) for load in loads], "environment": environment()}
     if options.out is not None:
         write_summary(options.out, facts)
@@ -115,7 +117,7 @@ class Crowd:
     def measure(self, users: int, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> list[Load]:
         methods = list(self._engines)
         for method in methods:  # kernels, and prices of forwards of this size
-            self.answer(method, users, prompts[:users])
+            self.answer(method, users, prompts)
         passes: dict[str, list[Pass]] = {method: [] for method in methods}
         for repeat in range(self._options.repeats):
             for method in rotated(methods, repeat):
@@ -125,28 +127,59 @@ class Crowd:
         return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
 
     def answer(self, method: str, users: int, prompts: Sequence[Sequence[int]]) -> Pass:
-        """All prompts, never more than `users` at once."""
+        """Prompts in turn, `users` at once, until everyone has had `turns` answers' worth of tokens."""
         engine, options = self._engines[method], self._options
         engine.tap()
-        batch, waiting = engine.batch(), list(reversed(prompts))
-        first: dict[Request, float] = {}
-        speeds, widths, start = [], [], time.perf_counter()
-        tokens = 0
-        while waiting or batch.requests:
-            while waiting and len(batch.requests) < users:
-                sampling = Sampling(options.temperature, seed=options.seed + len(waiting))
-                batch.join(engine.request(waiting.pop(), options.max_new_tokens, sampling, self._llm.stop_ids))
-            steps, now = batch.round(), time.perf_counter()
-            for request, step in steps.items():
-                tokens += len(step.tokens)
-                first.setdefault(request, now)
-                if request.finished and now > first[request]:
-                    written = len(request.sampler.tokens) - request.prompt - 1
-                    speeds.append(written / (now - first[request]))
-            rounds = [step.round for step in steps.values() if step.round]
-            widths += [rounds[0].width] if rounds else []
+        batch, seated, heard = engine.batch(), 0, Heard(users)
+        while heard.tokens < users * options.turns * options.max_new_tokens:
+            while len(batch.requests) < users:
+                sampling = Sampling(options.temperature, seed=options.seed + seated)
+                size = length(seated, users, options.max_new_tokens)
+                prompt = prompts[seated % len(prompts)]
+                batch.join(engine.request(prompt, size, sampling, self._llm.stop_ids))
+                seated += 1
+            heard.take(batch.round())
+        batch.close()
         self._engines[method] = engine.fresh()  # the next pass has the same texts, which nobody may know by heart
-        return Pass(tokens, time.perf_counter() - start, speeds, float(np.mean(widths)) if widths else float("nan"))
+        return heard.result()
+
+
+def length(seat: int, users: int, longest: int) -> int:
+    """How long an answer may be: the first ones have all lengths, the later ones the whole."""
+    return max(2, longest * (1 + seat) // users) if seat < users else longest
+
+
+class Heard:
+    """What comes out of a batch, counted from when as many answers are over as there are seats."""
+
+    def __init__(self, users: int) -> None:
+        self.tokens = 0
+        self._unmeasured, self._start = users, time.perf_counter()
+        self._first: dict[Request, float] = {}
+        self._speeds: list[float] = []
+        self._widths: list[int] = []
+
+    def take(self, steps: Mapping[Request, Step]) -> None:
+        now = time.perf_counter()
+        for request in steps:
+            self._first.setdefault(request, now)
+            if request.finished:
+                self._end(request, now)
+        if self._unmeasured > 0:
+            self._start = now
+            return
+        self.tokens += sum(len(step.tokens) for step in steps.values())
+        rounds = [step.round for step in steps.values() if step.round]
+        self._widths += [rounds[0].width] if rounds else []
+
+    def result(self) -> Pass:
+        return Pass(self.tokens, time.perf_counter() - self._start, self._speeds, float(np.mean(self._widths)))
+
+    def _end(self, request: Request, now: float) -> None:
+        began, written = self._first.pop(request), len(request.sampler.tokens) - request.prompt - 1
+        if self._unmeasured <= 0 and now > began:
+            self._speeds.append(written / (now - began))
+        self._unmeasured -= 1
 
 
 def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass]) -> Load:

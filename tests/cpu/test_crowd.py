@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftwood.bench.crowd import Crowd, CrowdOptions, Pass, run_crowd, summed
+from draftwood.bench.crowd import Crowd, CrowdOptions, Pass, length, run_crowd, summed
 from draftwood.errors import BadInput
 from tests.serving import tiny_llm
 
@@ -28,11 +28,20 @@ def test_every_load_and_method_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
-def test_all_methods_write_the_same_number_of_tokens() -> None:
+def test_all_seats_are_taken_while_the_clock_runs() -> None:
     llm = tiny_llm()
-    crowd = Crowd(llm, ["autoregressive", "ddtree:4", "bastion"], CrowdOptions(max_new_tokens=12))
+    options = CrowdOptions(turns=2, max_new_tokens=12)
+    crowd = Crowd(llm, ["autoregressive", "ddtree:4", "bastion"], options)
     prompts = [llm.encode("a" * (1 + i)) for i in range(7)]
-    assert len({crowd.answer(method, 3, prompts).tokens for method in ("autoregressive", "ddtree:4", "bastion")}) == 1
+    for method in ("autoregressive", "ddtree:4", "bastion"):
+        found = crowd.answer(method, 3, prompts)
+        assert 72 <= found.tokens < 72 + 3 * 12 and found.users and found.seconds > 0
+    assert crowd.answer("autoregressive", 3, prompts).width >= 3, "chunks of prompts and three roots"
+
+
+def test_first_answers_have_all_lengths() -> None:
+    assert [length(seat, 4, 64) for seat in range(6)] == [16, 32, 48, 64, 64, 64]
+    assert length(0, 64, 8) == 2, "a request of one token would end with its prompt"
 
 
 def test_ratios_are_of_neighbours() -> None:
