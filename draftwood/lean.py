@@ -22,7 +22,7 @@ from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
-from draftwood.native.forward import Native
+from draftwood.native.forward import Native, Parts
 from draftwood.native.forward import declines as native_declines
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
@@ -178,9 +178,10 @@ class Lean:
         hidden, delta = x.shape[1], None
         taps = x.new_empty(size, len(self._taps) * hidden) if self._taps else None
         cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
+        parts = Parts(plan, cache)
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(native.add_norm(x, delta, layer.input_norm))
-            seen = native.attend(layer, qkv, cos, sin, plan, cache, i, self.windows[i])
+            seen = native.attend(layer, qkv, cos, sin, parts, cache, i, self.windows[i])
             gate_up = layer.gate_up(native.add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(native.swiglu(gate_up))
             if taps is not None and i in self._taps:

@@ -13,7 +13,7 @@ from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape
 from draftwood.errors import BadModel
 from draftwood.native.build import Built
-from draftwood.plan import Plan, Segment
+from draftwood.plan import Plan
 
 LANES = 16  # as in ops.c
 MOST_DIM = 512
@@ -56,7 +56,7 @@ class Native:
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        plan: Plan,
+        parts: Parts,
         cache: KVCache,
         index: int,
         window: int | None,
@@ -64,31 +64,38 @@ class Native:
         """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into `cache`."""
         shape, functions = self.shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
-        like = qkv.new_empty(shape.kv_heads, 0, shape.head_dim)
-        slots = [cache.rows[part.row].layer(index, like, like) for part in plan.segments]
-        for part, (keys, values) in zip(plan.segments, slots, strict=True):
-            rows = slice(part.start, part.stop)
-            functions.rotate_store(
-                _at(qkv[rows]), _at(layer.qk_norm), _at(cos[rows]), _at(sin[rows]), _at(q[rows]),
-                _at(keys), _at(values),
-                *_sizes(part.size, shape.heads, shape.kv_heads, shape.head_dim, keys.shape[1], part.context),
-                c_float(shape.norm_eps), _threads(),
-            )  # fmt: skip
+        where = parts.at(cache, index, qkv.new_empty(shape.kv_heads, 0, shape.head_dim))
+        sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
+        turn = (_at(layer.qk_norm), _at(cos), _at(sin))
+        functions.rotate_store(_at(qkv), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads())
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
-        for part, (keys, values) in zip(plan.segments, slots, strict=True):
-            self._see(part, q, keys, values, seen, window)
+        how = (c_int64(window or 0), c_float(self.scale), _threads())
+        if functions.attend(_at(q), *where, _at(seen), *sizes, *how):
+            raise BadModel(f"Attention over {parts.longest} tokens found no memory for its scores.")
         return seen.flatten(1)
 
-    def _see(self, part: Segment, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, window: int | None) -> None:
-        shape, rows = self.shape, slice(part.start, part.stop)
-        visible = None if part.visible is None else np.ascontiguousarray(part.visible).ctypes.data
-        failed = self.built.functions.attend(
-            _at(q[rows]), _at(keys), _at(values), c_void_p(visible), c_void_p(part.depths.ctypes.data), _at(seen[rows]),
-            *_sizes(part.size, shape.heads, shape.kv_heads, shape.head_dim, keys.shape[1], part.context, window or 0),
-            c_float(self.scale), _threads(),
-        )  # fmt: skip
-        if failed:
-            raise BadModel(f"Attention over {part.context + part.size} tokens found no memory for its scores.")
+
+class Parts:
+    """The segments of a plan as the operators read them: `Part` in ops.c, a row for each."""
+
+    def __init__(self, plan: Plan, cache: KVCache) -> None:
+        self._segments, self.longest = plan.segments, max(part.context + part.size for part in plan.segments)
+        self._visible = [None if p.visible is None else np.ascontiguousarray(p.visible) for p in plan.segments]
+        masks = [0 if visible is None else visible.ctypes.data for visible in self._visible]
+        rows = [cache.rows[part.row].capacity for part in plan.segments]
+        self._table = np.array(
+            [
+                (0, 0, mask, part.depths.ctypes.data, part.start, part.size, slots, part.context)
+                for part, mask, slots in zip(plan.segments, masks, rows, strict=True)
+            ],
+            np.int64,
+        )
+
+    def at(self, cache: KVCache, layer: int, like: Tensor) -> tuple[c_void_p, c_int64]:
+        """The table with the slots of one layer, whose keys and values are `like` this `[G, 0, D]`; its length."""
+        slots = [cache.rows[part.row].layer(layer, like, like) for part in self._segments]
+        self._table[:, :2] = [(keys.data_ptr(), values.data_ptr()) for keys, values in slots]
+        return c_void_p(self._table.ctypes.data), c_int64(len(slots))
 
 
 def _at(tensor: Tensor | None) -> c_void_p:

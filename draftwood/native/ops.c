@@ -102,6 +102,15 @@ void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int thr
     }
 }
 
+// The tokens of one request: rows from `start` on of whatever all requests share, keys and values [G, slots, D] of its
+// own. As forward.py lays it out.
+typedef struct {
+    bf16 *keys, *values;
+    const uint8_t *visible;  // [rows, rows] or null: every row sees those before it
+    const int64_t *depth;    // [rows]
+    int64_t start, rows, slots, context;
+} Part;
+
 static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const bf16 *sine, bf16 *to, int64_t dim,
                  float eps) {
     float x[MOST_DIM], scale = weight ? inverse_rms(head, dim, eps) : 1.0f;
@@ -113,21 +122,27 @@ static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const
     }
 }
 
-// Queries of qkv [rows, (H + 2 G) * D], normalised and turned, to q [rows, H, D]; keys and values to the slots
-// from `first` on of keys and values [G, slots, D]. qk_norm is [H + G, D] or null, cosine and sine are [rows, D].
-void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q, bf16 *keys,
-                  bf16 *values, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t slots, int64_t first,
-                  float eps, int threads) {
-    int64_t stride = (heads + 2 * kv_heads) * dim;
-#pragma omp parallel for num_threads(threads) if (rows * stride > SMALL / 8)
-    for (int64_t r = 0; r < rows; r++) {
-        const bf16 *row = qkv + r * stride;
-        for (int64_t h = 0; h < heads + kv_heads; h++) {
-            bf16 *to = h < heads ? q + (r * heads + h) * dim : keys + ((h - heads) * slots + first + r) * dim;
-            turn(row + h * dim, qk_norm ? qk_norm + h * dim : 0, cosine + r * dim, sine + r * dim, to, dim, eps);
+// Queries of qkv [all rows, (H + 2 G) * D], normalised and turned, to q [all rows, H, D]; keys and values to each
+// part's slots behind its context. qk_norm is [H + G, D] or null, cosine and sine are [all rows, D].
+void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q, const Part *parts,
+                  int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps, int threads) {
+    int64_t stride = (heads + 2 * kv_heads) * dim, all = 0;
+    for (int64_t p = 0; p < count; p++) all += parts[p].rows;
+#pragma omp parallel num_threads(threads) if (all * stride > SMALL / 8)
+    for (int64_t p = 0; p < count; p++) {
+        Part part = parts[p];
+#pragma omp for schedule(dynamic, 4) nowait
+        for (int64_t m = 0; m < part.rows; m++) {
+            int64_t r = part.start + m, slot = part.context + m;
+            const bf16 *row = qkv + r * stride;
+            for (int64_t h = 0; h < heads + kv_heads; h++) {
+                bf16 *to = h < heads ? q + (r * heads + h) * dim : part.keys + ((h - heads) * part.slots + slot) * dim;
+                turn(row + h * dim, qk_norm ? qk_norm + h * dim : 0, cosine + r * dim, sine + r * dim, to, dim, eps);
+            }
+            for (int64_t g = 0; g < kv_heads; g++)
+                memcpy(part.values + (g * part.slots + slot) * dim, row + (heads + kv_heads + g) * dim,
+                       dim * sizeof(bf16));
         }
-        for (int64_t g = 0; g < kv_heads; g++)
-            memcpy(values + (g * slots + first + r) * dim, row + (heads + kv_heads + g) * dim, dim * sizeof(bf16));
     }
 }
 
@@ -219,39 +234,52 @@ static inline __attribute__((always_inline)) void see(const Scene *scene, const 
     gather(scene->values, scores, weight, first, stop, lanes, dim, to);
 }
 
-// What rows of q [rows, H, D] see in keys and values [G, slots, D]: `context` committed slots and, behind them, the
-// rows m with visible[r, m] (null: all up to r itself). Positions are context + depth[r]; nothing `window` or more
-// positions back is seen (0: no limit). out is [rows, H, D]. Returns 0, or 1 if memory ran out.
-int attend(const bf16 *q, const bf16 *keys, const bf16 *values, const uint8_t *visible, const int64_t *depth, bf16 *out,
-           int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t slots, int64_t context, int64_t window,
-           float scale, int threads) {
-    int64_t groups = heads / kv_heads, queries = rows * groups, blocks = (queries + LANES - 1) / LANES;
+// One item of `attend`: up to LANES queries of a part that share a key head.
+static void see_block(const Part *part, const bf16 *q, bf16 *out, int64_t g, int64_t block, int64_t heads, int64_t groups,
+                      int64_t dim, int64_t window, float scale, vec *scores) {
+    int64_t queries = part->rows * groups, start = block * LANES, row[LANES];
+    int64_t lanes = queries - start < LANES ? queries - start : LANES;
+    const bf16 *from[LANES];
+    bf16 *to[LANES];
+    for (int64_t l = 0; l < lanes; l++) {
+        row[l] = (start + l) / groups;
+        int64_t at = ((part->start + row[l]) * heads + g * groups + (start + l) % groups) * dim;
+        from[l] = q + at;
+        to[l] = out + at;
+    }
+    int64_t head = g * part->slots * dim;
+    Scene scene = {part->keys + head, part->values + head, part->visible, part->depth, part->rows, part->context, window};
+    if (dim == 64)  // a width known to the compiler
+        see(&scene, from, to, row, lanes, 64, scale, scores);
+    else if (dim == 128)
+        see(&scene, from, to, row, lanes, 128, scale, scores);
+    else
+        see(&scene, from, to, row, lanes, dim, scale, scores);
+}
+
+// What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
+// visible[r, m] (null: all up to r itself). Positions are context + depth[r]; nothing `window` or more positions back
+// is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
+int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
+           int64_t window, float scale, int threads) {
+    int64_t groups = heads / kv_heads, work = 0, longest = 0;
     int failed = 0;
-#pragma omp parallel num_threads(threads) if (rows * heads * (context + rows) * dim > SMALL)
+    for (int64_t p = 0; p < count; p++) {
+        int64_t keys = parts[p].context + parts[p].rows;
+        work += parts[p].rows * heads * keys * dim;
+        longest = keys > longest ? keys : longest;
+    }
+#pragma omp parallel num_threads(threads) if (work > SMALL)
     {
-        vec *scores = aligned_alloc(sizeof(vec), (context + rows) * sizeof(vec));
+        vec *scores = aligned_alloc(sizeof(vec), longest * sizeof(vec));
         if (!scores) failed = 1;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < kv_heads * blocks; item++) {
-            if (failed) continue;
-            // the later blocks of a chain see the most: they go first
-            int64_t g = item % kv_heads, start = (blocks - 1 - item / kv_heads) * LANES;
-            int64_t lanes = queries - start < LANES ? queries - start : LANES, row[LANES];
-            const bf16 *from[LANES];
-            bf16 *to[LANES];
-            for (int64_t l = 0; l < lanes; l++) {
-                row[l] = (start + l) / groups;
-                int64_t at = (row[l] * heads + g * groups + (start + l) % groups) * dim;
-                from[l] = q + at;
-                to[l] = out + at;
-            }
-            Scene scene = {keys + g * slots * dim, values + g * slots * dim, visible, depth, rows, context, window};
-            if (dim == 64)  // a width known to the compiler
-                see(&scene, from, to, row, lanes, 64, scale, scores);
-            else if (dim == 128)
-                see(&scene, from, to, row, lanes, 128, scale, scores);
-            else
-                see(&scene, from, to, row, lanes, dim, scale, scores);
+        for (int64_t p = 0; p < count; p++) {
+            int64_t blocks = (parts[p].rows * groups + LANES - 1) / LANES;
+#pragma omp for schedule(dynamic, 1) nowait
+            for (int64_t item = 0; item < kv_heads * blocks; item++)
+                if (!failed)  // the later blocks of a chain see the most: they go first
+                    see_block(parts + p, q, out, item % kv_heads, blocks - 1 - item / kv_heads, heads, groups, dim,
+                              window, scale, scores);
         }
         free(scores);
     }
