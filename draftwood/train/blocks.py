@@ -7,8 +7,8 @@ behind the anchor (DFlash, arXiv 2602.06036 §4; D2SD, arXiv 2606.04446).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,7 +33,30 @@ def geometric_prefix(rng: np.random.Generator, blocks: int, size: int) -> Ints:
     return rng.choice(lengths, blocks, p=odds / odds.sum())
 
 
-OBJECTIVES: dict[str, Prefixes] = {"dflash": anchor_only, "variable-prefix": geometric_prefix}
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How blocks are made for one kind of training."""
+
+    prefixes: Prefixes = anchor_only
+    form: str = "dflash"  # the kind of drafter, see forms.py
+    shown: int = 1  # tokens that a block shows when it is evaluated
+    teacher_forced: bool = False  # blocks begin at all places from 1 on, and show every token to those that follow
+    fixed: Mapping[str, int] = field(default_factory=dict)  # what the kind decides of the recipe
+
+    def draw(self, rng: np.random.Generator, text: Text, count: int, size: int) -> tuple[Ints, Ints]:
+        """Anchors in a text, and how many tokens each block shows; what a block only shows is not predicted."""
+        if self.teacher_forced:
+            anchors = np.arange(1, len(text.tokens) - 1)
+            return anchors, np.where(anchors < text.prompt, size, 1)
+        anchors = draw_anchors(rng, text, count)
+        return anchors, self.prefixes(rng, len(anchors), size)
+
+
+OBJECTIVES = {
+    "dflash": Objective(),
+    "variable-prefix": Objective(geometric_prefix, shown=2),
+    "eagle3": Objective(form="eagle3", teacher_forced=True, fixed={"layers": 1, "taps": 3}),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +78,19 @@ def draw_anchors(rng: np.random.Generator, text: Text, count: int) -> Ints:
 
 
 def make_blocks(
-    texts: Sequence[Text], anchors: Sequence[Ints], shown: Sequence[Ints], size: int, mask: int, gamma: float
+    texts: Sequence[Text],
+    anchors: Sequence[Ints],
+    shown: Sequence[Ints],
+    size: int,
+    mask: int,
+    gamma: float,
+    teacher_forced: bool = False,
 ) -> Blocks:
-    """Blocks at the given `anchors` of each text, `shown` tokens of each visible, weights exp(-(p - shown) / gamma)."""
-    parts = [_blocks_of(*args, size, mask, gamma) for args in zip(texts, anchors, shown, strict=True)]
+    """Blocks at the given `anchors` of each text, `shown` tokens of each visible, weights exp(-(p - shown) / gamma).
+
+    `teacher_forced`: all tokens are visible, and those behind the shown ones are predicted nonetheless.
+    """
+    parts = [_blocks_of(*args, size, mask, gamma, teacher_forced) for args in zip(texts, anchors, shown, strict=True)]
     tokens, labels, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Blocks(
         tokens,
@@ -70,11 +102,14 @@ def make_blocks(
     )
 
 
-def _blocks_of(text: Text, anchors: Ints, shown: Ints, size: int, mask: int, gamma: float) -> tuple[Ints, Ints, Floats]:
+def _blocks_of(
+    text: Text, anchors: Ints, shown: Ints, size: int, mask: int, gamma: float, teacher_forced: bool
+) -> tuple[Ints, Ints, Floats]:
     place = np.arange(size)
     shown = np.minimum(shown, len(text.tokens) - 1 - anchors)[:, None]  # one token is left to predict
     at = anchors[:, None] + place
     inside = at < len(text.tokens)
     tokens = text.tokens[np.where(inside, at, 0)]
     weights = np.where(inside & (place >= shown), np.exp(-(place - shown) / gamma), 0.0).astype(np.float32)
-    return np.where(place < shown, tokens, mask), tokens[:, 1:], weights[:, 1:]
+    visible = teacher_forced | (place < shown)
+    return np.where(visible, tokens, mask), tokens[:, 1:], weights[:, 1:]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.environment import environment
 from draftwood.errors import BadInput
+from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.show import read_log
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ def card(course: Course, step: int) -> str:
             "---",
             *([f"base_model: {course.target.name}"] if is_hub_name(course.target.name) else []),
             "library_name: draftwood",
-            "tags: [speculative-decoding, dflash, block-diffusion]",
+            f"tags: [speculative-decoding, {course.recipe.objective}]",
             "---",
-            f"# A DFlash drafter for {Path(course.target.name).name}",
+            f"# A drafter for {Path(course.target.name).name}, objective {course.recipe.objective}",
             "",
-            f"Made with `draftwood train`, in z-lab's DFlash format. Use: `draftwood generate --target "
-            f"{course.target.name} --drafter THIS`. It changes how fast the target writes, never what.",
+            f"Made with `draftwood train`. Use: `draftwood generate --target {course.target.name} --drafter "
+            f"{course.form.prefix}THIS`. It changes how fast the target writes, never what.",
             "",
             "## Measured",
             *tau_table(course.out, course.recipe.objective),
@@ -69,7 +70,7 @@ def tau_table(out: Path, objective: str) -> list[str]:
     if not rows:
         return ["No texts were held out, so nothing was measured."]
     policies = list(rows[0]["tau"])
-    after = "" if objective == "dflash" else ", given one true token"
+    after = "" if OBJECTIVES[objective].shown == 1 else ", given one true token"
     return [
         f"τ (tokens per round, bonus included) on held-out texts at temperature 0{after}:",
         "",

@@ -59,7 +59,9 @@ def train(
     block_size: Annotated[int, typer.Option(help="Tokens of a block, the anchor included.")] = 16,
     taps: Annotated[int, typer.Option(help="Target layers that it reads.")] = 5,
     init: Annotated[str, typer.Option(help="target, random, or a drafter's folder or Hub name.")] = "target",
-    objective: Annotated[str, typer.Option(help="dflash, or variable-prefix for D2SD's second drafter.")] = "dflash",
+    objective: Annotated[
+        str, typer.Option(help="dflash, variable-prefix for D2SD's second drafter, or eagle3.")
+    ] = "dflash",
     head_tokens: Annotated[str, typer.Option(help="Tokens that may be drafted: auto, all or how many.")] = "auto",
     mask_token: Annotated[int | None, typer.Option(help="Id of the mask; none: one that no text uses.")] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 6.0,

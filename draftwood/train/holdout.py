@@ -19,9 +19,9 @@ from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import make_blocks
 from draftwood.train.data import Text
+from draftwood.train.eagle3 import Trainable
 from draftwood.train.features import Features
 from draftwood.train.loss import Head
-from draftwood.train.model import TrainableDFlash
 from draftwood.tree import Lattice
 
 POLICIES = ("dflash", "ddtree:64")
@@ -31,7 +31,7 @@ TEXTS = 32
 
 @torch.no_grad()
 def lattices(
-    model: TrainableDFlash,
+    model: Trainable,
     target: Target,
     head: Head,
     text: Text,
@@ -39,19 +39,24 @@ def lattices(
     shown: int,
     width: int,
     autocast: bool = False,
+    teacher_forced: bool = False,
 ) -> list[Lattice]:
-    """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens."""
+    """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens.
+
+    `teacher_forced`: each depth has seen the text before it, as on the path that the text confirms, and only there.
+    """
     last = min(len(text.tokens) - 1 - shown, text.prompt + PLACES)
-    anchors = np.arange(text.prompt, last)
+    first = 1 if teacher_forced else text.prompt
+    anchors = np.arange(first, last)
     prefixes = np.full(len(anchors), shown)
     config = model.config
-    blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, gamma=1.0)
+    blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, 1.0, teacher_forced)
     hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device), autocast)
-    return [lattice_of(head.logits(h), width, head.tokens) for h in hidden[:, shown - 1 :]]
+    return [lattice_of(head.logits(h), width, head.tokens) for h in hidden[text.prompt - first :, shown - 1 :]]
 
 
 def forward(
-    model: TrainableDFlash,
+    model: Trainable,
     target: Target,
     tokens: np.ndarray,
     taps: list[Tensor],
@@ -85,21 +90,26 @@ def walk(drafts: Sequence[Lattice], text: Text, shown: int, policy: str) -> list
 
 
 def held_out_tau(
-    model: TrainableDFlash,
+    model: Trainable,
     target: Target,
     head: Head,
     texts: Sequence[Text],
     features: Callable[[int], Features],
     shown: int = 1,
     autocast: bool = False,
+    teacher_forced: bool = False,
 ) -> Mapping[str, float]:
-    """Mean tokens of a round, bonus included, for each policy; empty without texts."""
-    width = max(registry.policy(p).width for p in POLICIES)
-    emitted: dict[str, list[int]] = {policy: [] for policy in POLICIES}
+    """Mean tokens of a round, bonus included, for each policy; empty without texts.
+
+    Where drafts are conditional (`teacher_forced`), only the chain is what it would be when drafting.
+    """
+    policies = POLICIES[:1] if teacher_forced else POLICIES
+    width = max(registry.policy(p).width for p in policies)
+    emitted: dict[str, list[int]] = {policy: [] for policy in policies}
     for i, text in enumerate(texts):
         if len(text.tokens) - text.prompt <= shown + 1:
             continue
-        drafts = lattices(model, target, head, text, features(i), shown, width, autocast)
+        drafts = lattices(model, target, head, text, features(i), shown, width, autocast, teacher_forced)
         for policy, rounds in emitted.items():
             rounds += walk(drafts, text, shown, policy)
     return {policy: float(np.mean(rounds)) for policy, rounds in emitted.items() if rounds}

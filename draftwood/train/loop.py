@@ -22,14 +22,15 @@ from torch import Tensor
 from draftwood.errors import BadInput
 from draftwood.target import Target
 from draftwood.train.attention import Layout
-from draftwood.train.blocks import OBJECTIVES, Blocks, draw_anchors, make_blocks
+from draftwood.train.blocks import OBJECTIVES, Blocks, make_blocks
 from draftwood.train.data import Identity, Text
 from draftwood.train.features import Features
 from draftwood.train.fleet import Fleet
+from draftwood.train.forms import FORMS, Form
 from draftwood.train.holdout import TEXTS, forward, held_out_tau
 from draftwood.train.loss import Head, Outcome, Teacher, backpropagate
 from draftwood.train.recipe import Recipe
-from draftwood.train.state import Trainee, export, save_state, state_path
+from draftwood.train.state import Trainee, save_state, state_path
 
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
 
@@ -62,6 +63,14 @@ class Course:
     @property
     def steps(self) -> int:
         return self.recipe.total_steps(len(self.texts))
+
+    @property
+    def form(self) -> Form:
+        return FORMS[OBJECTIVES[self.recipe.objective].form]
+
+    def export(self, model: Any, tau: float | None) -> None:
+        """The drafter's folder, for everybody."""
+        self.form.export(self.out, model, self.config, self.head, self.draft_tokens, tau)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +153,20 @@ def train_step(course: Course, trainee: Trainee) -> Progress:
 def plan_step(course: Course, step: int) -> Iterator[Part]:
     """This process's share of a step's texts, in parts of one forward each, with freshly drawn blocks."""
     recipe, config = course.recipe, course.config
-    mask = config["dflash_config"]["mask_token_id"]
+    mask, objective = config["dflash_config"]["mask_token_id"], OBJECTIVES[recipe.objective]
     mine = recipe.batch(step, len(course.texts))[course.fleet.rank :: course.fleet.size]
     size = recipe.micro_batch or max(1, len(mine))
     for at in range(0, len(mine), size):
         anchors, shown = [], []
         for epoch, index in mine[at : at + size]:
             rng = recipe.anchor_rng(epoch, index)
-            anchors.append(draw_anchors(rng, course.texts[index], recipe.anchors))
-            shown.append(OBJECTIVES[recipe.objective](rng, len(anchors[-1]), recipe.block_size))
+            places, visible = objective.draw(rng, course.texts[index], recipe.anchors, recipe.block_size)
+            anchors.append(places)
+            shown.append(visible)
         indices = [index for _, index in mine[at : at + size]]
         texts = [course.texts[index] for index in indices]
-        yield indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay)
+        forced = objective.teacher_forced
+        yield indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay, forced)
 
 
 def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outcome:
@@ -190,26 +201,27 @@ def _save(course: Course, trainee: Trainee) -> None:
     if course.fleet.leads:
         save_state(course.out, trainee, course.recipe, course.origin)
         if not trainee.best:
-            export(course.out, trainee.model, course.config, course.draft_tokens)
+            course.export(trainee.model, None)
 
 
 def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     """Tau on held-out texts; the drafter is exported whenever it is the best so far, or if nothing is held out."""
     if not course.fleet.leads:
         return
-    shown = 1 if course.recipe.objective == "dflash" else 2
+    objective = OBJECTIVES[course.recipe.objective]
     tau = held_out_tau(
         trainee.model,
         course.target,
         course.head,
         course.held_out[:TEXTS],
         lambda i: course.features(len(course.texts) + i),
-        shown,
+        objective.shown,
         course.recipe.autocast,
+        objective.teacher_forced,
     )
     watcher.tau(trainee.step, tau)
     score = next(iter(tau.values()), math.inf)
     if score >= trainee.best:
         trainee.best = score if tau else 0.0
-        promised = trainee.best if tau and shown == 1 else None  # of a first drafter
-        export(course.out, trainee.model, course.config, course.draft_tokens, promised)
+        promised = trainee.best if tau and objective.shown == 1 else None  # of a first drafter
+        course.export(trainee.model, promised)

@@ -55,6 +55,8 @@ class Recipe:
                 f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}."
                 f"{nearest(self.objective, OBJECTIVES)}"
             )
+        for name, value in OBJECTIVES[self.objective].fixed.items():
+            object.__setattr__(self, name, value)  # the kind of drafter leaves no choice
         if self.head_tokens not in ("auto", "all") and not (self.head_tokens.isdigit() and int(self.head_tokens)):
             raise BadInput(f"--head-tokens is {self.head_tokens!r}; expected auto, all or a number of tokens.")
         for name, least in (("layers", 1), ("block_size", 2), ("taps", 1), ("batch_size", 1), ("anchors", 1)):
@@ -125,7 +127,7 @@ def drafter_config(
         "block_size": recipe.block_size,
         "dflash_config": {
             "mask_token_id": mask_token,
-            "target_layer_ids": (first or {}).get("target_layer_ids") or tap_layers(target.num_layers, recipe.taps),
+            "target_layer_ids": (first or {}).get("target_layer_ids") or read_layers(recipe, target.num_layers),
             "objective": recipe.objective,
             "thinking": thinking,
         },
@@ -155,6 +157,13 @@ def drafter_config(
         "bos_token_id": getattr(theirs, "bos_token_id", None),
         "eos_token_id": sorted(target.stop_ids) or None,
     }
+
+
+def read_layers(recipe: Recipe, layers: int) -> list[int]:
+    """EAGLE-3's are its authors': what enters layers 2, L / 2 and L - 3, where there are so many."""
+    if OBJECTIVES[recipe.objective].form != "eagle3":
+        return tap_layers(layers, recipe.taps)
+    return [1, layers // 2 - 1, layers - 4] if layers >= 8 else [0, layers // 2, layers - 1]
 
 
 def tap_layers(layers: int, count: int) -> list[int]:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from draftwood.bench.environment import memory_bytes
 from draftwood.embedded import embedded_target
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
+from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable
 from draftwood.train.features import CachedReader, Reader, default_limit
@@ -21,10 +23,9 @@ from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder,
 from draftwood.train.fleet import Fleet
 from draftwood.train.loop import Course, train
 from draftwood.train.loss import CHUNK, Head
-from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
-from draftwood.train.start import inherited, start
+from draftwood.train.start import inherited
 from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
 
@@ -54,7 +55,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     device = options.device if fleet.device is None else str(fleet.device)
     target = load_target(options.target or str(embedded_target()), options.dtype, device)
     course = prepare(options, recipe, target, fleet)
-    model = start(course.config, recipe.init, target, recipe.seed)
+    model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
     trainee = Trainee.of(model, recipe)
     load_state(options.out, trainee, recipe, course.origin)
@@ -66,7 +67,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     if fleet.leads:
         write_text(options.out / "README.md", card(course, trainee.step))
         notes.print(save_curves(options.out), soft_wrap=True)
-        notes.print(closing(options.out, trainee.step, course.steps), soft_wrap=True)
+        notes.print(closing(f"{course.form.prefix}{options.out}", trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
             notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
     return finished
@@ -82,7 +83,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     seen, held_out = split(texts, recipe.holdout)
     if not seen:
         raise BadInput(f"--holdout {recipe.holdout} leaves no text to train on; lower it or make more data.")
-    first = inherited(recipe.init)
+    first = inherited(recipe.init) if OBJECTIVES[recipe.objective].form == "dflash" else {}
     wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
     mask = choose_mask_token(wanted, target, tokenizer, texts)
     config = drafter_config(recipe, target, mask, manifests[0].thinking, first)
@@ -96,7 +97,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
 
 
-def check_room(course: Course, model: TrainableDFlash) -> None:
+def check_room(course: Course, model: nn.Module) -> None:
     """Refuse a run whose state does not fit on the disk, or whose step does not fit in memory."""
     parameters = sum(p.numel() for p in model.parameters())
     check_disk(course.out, 2 * 12 * parameters + 2 * parameters, "--out", "the state of the run")
@@ -122,7 +123,7 @@ def step_bytes(course: Course) -> float:
     return width * tokens * recipe.layers * (per_layer + scores) + 12.0 * CHUNK * len(course.head.weight)
 
 
-def describe(course: Course, model: TrainableDFlash) -> str:
+def describe(course: Course, model: nn.Module) -> str:
     """What is about to be trained, in one sentence."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
@@ -134,7 +135,7 @@ def describe(course: Course, model: TrainableDFlash) -> str:
     )
 
 
-def closing(out: Path, step: int, steps: int) -> str:
+def closing(drafter: str, step: int, steps: int) -> str:
     if step < steps:
-        return f"Stopped at step {step} of {steps}; the same command goes on from there. The drafter so far: {out}"
-    return f"Trained {steps} steps. Try it: draftwood generate --drafter {out}"
+        return f"Stopped at step {step} of {steps}; the same command goes on from there. The drafter so far: {drafter}"
+    return f"Trained {steps} steps. Try it: draftwood generate --drafter {drafter}"

@@ -65,17 +65,17 @@ def copy_target(model: TrainableDFlash, target: Target) -> None:
     for layer, source in zip(model.layers, sources, strict=False):
         theirs = dict(source.named_modules())
         for name, part in layer.named_modules():
-            weight = _weight(theirs.get(name))
+            weight = plain_weight(theirs.get(name))
             if isinstance(part, (nn.Linear, nn.RMSNorm)) and weight is not None and weight.shape == part.weight.shape:
                 part.weight.copy_(weight)
-    norms = [_weight(dict(source.named_modules())["input_layernorm"]) for source in sources]
+    norms = [plain_weight(dict(source.named_modules())["input_layernorm"]) for source in sources]
     model.hidden_norm.weight.copy_(torch.stack([w.float() for w in norms if w is not None]).mean(0))
-    final = _weight(target.model.get_decoder().norm)
+    final = plain_weight(target.model.get_decoder().norm)
     if final is not None:
         model.norm.weight.copy_(final)
 
 
-def _weight(module: nn.Module | None) -> Tensor | None:
+def plain_weight(module: nn.Module | None) -> Tensor | None:
     """A module's weight, row-major again where it was packed."""
     if isinstance(module, PackedLinear):
         return module.unpacked()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput
+from draftwood.train.eagle3 import Trainable
 from draftwood.train.files import write_tensors, write_text
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe
@@ -29,13 +30,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Trainee:
     """What training changes: the drafter, its optimizer, the steps done and the best tau so far."""
 
-    model: TrainableDFlash
+    model: Trainable
     optimizer: torch.optim.AdamW
     step: int = 0
     best: float = 0.0
 
     @classmethod
-    def of(cls, model: TrainableDFlash, recipe: Recipe) -> Trainee:
+    def of(cls, model: Trainable, recipe: Recipe) -> Trainee:
         decayed = [p for p in model.parameters() if p.ndim == 2]
         others = [p for p in model.parameters() if p.ndim != 2]
         groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
