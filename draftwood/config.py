@@ -40,6 +40,13 @@ def config(environ: Mapping[str, str] | None = None) -> Config:
     return Config(_home(env), compile=env.get("DRAFTWOOD_COMPILE") != "0")
 
 
+def deployed(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What `draftwood.serve_ray:app` is built with: DRAFTWOOD_SERVE_NUM_REPLICAS=2 gives `{"num_replicas": "2"}`."""
+    env = os.environ if environ is None else environ
+    prefix = "DRAFTWOOD_SERVE_"
+    return {name.removeprefix(prefix).lower(): value for name, value in env.items() if name.startswith(prefix)}
+
+
 def _home(env: Mapping[str, str]) -> Path:
     if own := env.get("DRAFTWOOD_HOME"):
         return Path(own).expanduser().absolute()

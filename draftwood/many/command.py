@@ -45,6 +45,10 @@ def batch(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
     ] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Over the Ray cluster that RAY_ADDRESS names, or a local one.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(help="With --ray: models; none: one for each GPU, or one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
 ) -> None:
     """Answer a file of prompts, many at once; every line gets one result, however often the run is killed."""
@@ -67,6 +71,8 @@ def batch(
         device,
         target_path,
         trust_remote_code,
+        ray,
+        replicas,
     )
     from draftwood.cli import hide_progress_bars
 

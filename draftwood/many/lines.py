@@ -54,6 +54,7 @@ class Line:
     """One input, or why it is none."""
 
     number: int  # from 1
+    text: str
     custom_id: str
     asked: Asked | BadLine | Refused
 
@@ -68,9 +69,9 @@ def parse(number: int, text: str, fill: Fill) -> Line:
     try:
         record = _record(text)
         name = _name(record, name)
-        return Line(number, name, _asked(record, name, fill))
+        return Line(number, text, name, _asked(record, name, fill))
     except (BadLine, Refused) as why:
-        return Line(number, name, why)
+        return Line(number, text, name, why)
 
 
 def _record(text: str) -> dict[str, Any]:

@@ -38,10 +38,14 @@ class BatchOptions:
     device: str = "auto"
     target_path: str = "auto"
     trust_remote_code: bool = False
+    ray: bool = False  # over a cluster
+    replicas: int | None = None  # models on it; None: one for each GPU, or one
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise BadInput(f"--temperature is {self.temperature}; expected a number from 0 to 2.")
+        if self.replicas is not None and (self.replicas < 1 or not self.ray):
+            raise BadInput(f"--replicas is {self.replicas}; expected 1 or more, together with --ray.")
         self.serving()
 
     def serving(self) -> Options:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftwood.embedded import embedded_target
+from draftwood.errors import MissingExtra
 from draftwood.loading import load_tokenizer
 from draftwood.many.folder import Folder, open_folder
 from draftwood.many.lines import Fill, Line, parse
@@ -48,7 +49,8 @@ def run_batch(options: BatchOptions) -> Tally:
         try:
             if len(folder.done) < survey.lines:
                 with bar(survey.lines, "writing") as update:
-                    _write(options, _left(source, fill, folder), _keeping(folder, tally, update))
+                    write = _write_on_cluster if options.ray else _write
+                    write(options, fill, _left(source, fill, folder), _keeping(folder, tally, update))
         finally:
             tally.answered, tally.failed = len(folder.done) - folder.failed, folder.failed
             _say(tally)
@@ -89,12 +91,20 @@ def _keeping(folder: Folder, tally: Tally, update: Callable[[int, str], None]) -
     return keep
 
 
-def _write(options: BatchOptions, lines: Iterator[Line], keep: Keep) -> None:
+def _write(options: BatchOptions, fill: Fill, lines: Iterator[Line], keep: Keep) -> None:
     writer = Writer(options.load(), options.serving())
     try:
         asyncio.run(answer_all(writer, lines, keep))
     finally:
         writer.close()
+
+
+def _write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterator[Line], keep: Keep) -> None:
+    try:
+        from draftwood.many.cluster import write_on_cluster
+    except ImportError as missing:
+        raise MissingExtra(f"--ray needs the package {missing.name}; pip install 'draftwood[ray]'.") from None
+    write_on_cluster(options, fill, lines, keep)
 
 
 def _say(tally: Tally) -> None:

@@ -15,7 +15,7 @@ from draftwood.serve.options import Options
 from draftwood.serve.service import Service
 
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
-UNDESERVED = ("internal_error", "out_of_memory")  # may be the fault of another line in the same round
+UNDESERVED = ("internal_error", "out_of_memory")
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -44,6 +44,11 @@ class Writer:
         self._service.scheduler.drain(0.0)
 
 
+def undeserved(found: Found) -> bool:
+    """Whether an error may be the fault of another line in the same round."""
+    return isinstance(found, Refused) and found.code in UNDESERVED
+
+
 async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
     """`keep` gets a result for each line, in the order in which they are ready.
 
@@ -54,7 +59,7 @@ async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
     async def work() -> None:
         for line in lines:  # one iterator for all: whoever is free takes the next
             found = await writer.answer(line)
-            if isinstance(found, Refused) and found.code in UNDESERVED:
+            if undeserved(found):
                 again.append(line)
             else:
                 keep(outcome(line.custom_id, found))

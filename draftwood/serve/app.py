@@ -114,6 +114,8 @@ def _telling(service: Service) -> APIRouter:
     async def health() -> dict[str, str]:
         if service.scheduler.draining:
             raise Refused(503, "The server is going down.", "shutting_down")
+        if why := service.scheduler.sick:
+            raise Refused(503, why, "engine_failed")
         return {"status": "ok"}
 
     @router.get("/version", responses=REFUSALS)

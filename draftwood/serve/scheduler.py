@@ -26,6 +26,8 @@ from draftwood.serve.options import Options
 LOG = logging.getLogger("draftwood.serve")
 SAMPLE = 1024  # tokens over which a drafter's memory is averaged
 LONGEST_RETRY_S = 60
+FAILURES = 5  # rounds in a row, after which no other outcome is expected
+STALLED_S = 300.0  # no round takes as long
 GIVEN_UP = "abandoned"
 
 
@@ -61,6 +63,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._mean_s = 1.0  # that a job takes
         self._stopped = False
+        self._failures = 0  # rounds in a row
+        self._turned = time.monotonic()  # when the worker was last between two rounds
         self._thread = threading.Thread(target=self._work, name="draftwood-rounds", daemon=True)
 
     def start(self) -> None:
@@ -110,6 +114,17 @@ class Scheduler:
         """Tokens that running jobs may come to need."""
         return sum(request.capacity for request in list(self._running))
 
+    @property
+    def sick(self) -> str | None:
+        """Why no further round will succeed; None while all is well."""
+        if self._thread.ident and not self._thread.is_alive() and not self._stopped:
+            return "The worker has died."
+        if self._failures >= FAILURES:
+            return f"The last {self._failures} rounds have failed."
+        if self._running and time.monotonic() - self._turned > STALLED_S:
+            return f"A round has not ended for {STALLED_S:.0f} seconds."
+        return None
+
     def _retry_s(self) -> int:
         turns = 1 + len(self._waiting) / self.seats
         return min(LONGEST_RETRY_S, max(1, math.ceil(turns * self._mean_s)))
@@ -126,17 +141,26 @@ class Scheduler:
 
     # --- the worker's thread -----------------------------------------------------------------------------
     def _work(self) -> None:
+        try:
+            self._turns()
+        finally:  # even if the thread dies, nobody waits in vain
+            self.draining = True
+            self._give_up(Refused(503, "The server is going down.", "shutting_down", retry_s=1))
+
+    def _turns(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._running or self._stopped)
                 if self._stopped:
-                    break
+                    return
+            self._turned = time.monotonic()
             try:
                 self._turn()
+                self._failures = 0
             except Exception:
                 LOG.exception("a round failed; its requests are given up")
+                self._failures += 1
                 self._give_up(Refused(500, "The server made a mistake; its log says more.", "internal_error"))
-        self._give_up(Refused(503, "The server is going down.", "shutting_down"))
 
     def _turn(self) -> None:
         self._drop()

@@ -1,0 +1,112 @@
+"""`draftwood batch --ray`: the lines over actors of a Ray cluster, each with a model of its own.
+
+Ray Data hands small blocks of lines to actors and starts actors that died again, with the blocks that they had. Only
+the process that was started writes results, so that what an actor did twice still counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
+from typing import Any
+
+import ray
+from ray.data import ActorPoolStrategy, DataContext
+
+from draftwood.errors import BadModel, DraftwoodError
+from draftwood.many.lines import Fill, Line, parse
+from draftwood.many.options import BatchOptions
+from draftwood.many.outcome import Found, outcome
+from draftwood.many.writer import AHEAD, Keep, Writer, undeserved
+
+BLOCK = 8  # lines that come back together: what a kill makes an actor write again
+
+
+class Answerer:
+    """An actor's model. Blocks come on several threads and share its rounds."""
+
+    def __init__(self, options: BatchOptions, fill: Fill) -> None:
+        self._fill, self._mistake = fill, ""
+        try:
+            self._writer = Writer(options.load(), options.serving())
+        except DraftwoodError as mistake:  # raised here, it would be lost in a report about a dead actor
+            self._mistake = str(mistake)
+        self._loop = asyncio.new_event_loop()
+        Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def __call__(self, block: dict[str, Any]) -> dict[str, list[Any]]:
+        """Results as JSON, and whether another line may be to blame for them; or why there is no model."""
+        if self._mistake:
+            return {"mistake": [self._mistake]}
+        texts = [bytes(text).decode(errors="surrogateescape") for text in block["text"]]
+        lines = [parse(int(n), text, self._fill) for n, text in zip(block["number"], texts, strict=True)]
+        found = asyncio.run_coroutine_threadsafe(self._answers(lines), self._loop).result()
+        results = [json.dumps(outcome(line.custom_id, f)) for line, f in zip(lines, found, strict=True)]
+        numbers = [line.number for line in lines]
+        return {"number": numbers, "result": results, "spoilt": [undeserved(f) for f in found]}
+
+    async def _answers(self, lines: list[Line]) -> list[Found]:
+        return await asyncio.gather(*(self._writer.answer(line) for line in lines))
+
+
+def write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterable[Line], keep: Keep) -> None:
+    """`keep` gets a result for each line. Raises BadModel and BadInput as one process would.
+
+    Lines that a failing round took along are written again, each by itself.
+    """
+    rows = [{"number": line.number, "text": line.text.encode(errors="surrogateescape")} for line in lines]
+    with _cluster():
+        spoilt = set()
+        for row in _results(options, fill, rows, BLOCK):
+            if row["spoilt"]:
+                spoilt.add(row["number"])
+            else:
+                keep(json.loads(row["result"]))
+        if again := [row for row in rows if row["number"] in spoilt]:
+            for row in _results(replace(options, max_concurrency=1), fill, again, 1):
+                keep(json.loads(row["result"]))
+
+
+def _results(options: BatchOptions, fill: Fill, rows: list[dict[str, Any]], block: int) -> Iterator[dict[str, Any]]:
+    """Rows as the actors return them, in any order."""
+    gpus = 0 if options.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    replicas = options.replicas or max(1, gpus)
+    calls = -(-AHEAD * options.max_concurrency // block)
+    data = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // block)).map_batches(
+        Answerer,
+        batch_size=None,
+        fn_constructor_args=(options, fill),
+        compute=ActorPoolStrategy(
+            size=replicas,
+            max_concurrent_calls_per_actor=calls,
+            max_tasks_in_flight_per_actor=calls,
+            enable_true_multi_threading=True,
+        ),
+        num_gpus=1 if gpus else 0,
+        num_cpus=0 if gpus else min(1.0, ray.cluster_resources()["CPU"] / (2 * replicas)),
+    )
+    for row in data.iter_rows():
+        if "mistake" in row:
+            raise BadModel(row["mistake"])
+        yield row
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    """The cluster that this process belongs to, or the one that RAY_ADDRESS names, or one of its own."""
+    context = DataContext.get_current()
+    shown, context.enable_progress_bars = context.enable_progress_bars, False
+    joined = ray.is_initialized()
+    if not joined:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = shown
+        if not joined:
+            ray.shutdown()

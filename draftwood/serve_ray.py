@@ -1,0 +1,273 @@
+"""The server on Ray Serve: replicas that follow the queue, and requests that go where their beginning is known.
+
+    DRAFTWOOD_SERVE_NUM_REPLICAS=2 serve run draftwood.serve_ray:app
+    serve.run(build_app(target=…, drafter=…, num_replicas=2))
+
+Each replica is the whole server of `draftwood serve` without its socket. Before them stands a thin door, which names
+the conversation that a request belongs to. Ray's consistent-hash router sends all requests of one name to the same
+replica, or to the next one where that one is full, so that known prefixes are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from draftwood.config import deployed
+from draftwood.errors import BadInput, nearest
+from draftwood.serve.failure import Refused
+from draftwood.serve.options import Options
+
+ROUTER: Any = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+SESSION, REPLICA = "x-session-id", b"x-draftwood-replica"  # headers: of requests, of answers
+BEGINNING = 1024  # characters of a prompt that name it
+AHEAD = 2  # requests that a replica takes for each seat; the next one goes elsewhere
+ATTEMPTS = 4  # replicas that may die under one request
+DIED = Refused(503, "The replica that wrote this answer died; ask again.", "replica_died", retry_s=1)
+TEXTS = ("target", "policy", "dtype", "device", "target_path", "name", "api_key")  # settings that are no JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas there are, and what each gets."""
+
+    replicas: int = 1
+    most: int | None = None  # replicas, by the length of the queue; None: always as many
+    gpus: float = 0.0
+    cpus: float = 1.0
+    doors: int = 1
+    health_s: float = 10.0  # between two looks at a replica
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1 or self.doors < 1 or (self.most is not None and self.most < self.replicas):
+            raise BadInput("num_replicas must be 1 or more, and max_replicas no less than that.")
+
+
+class Replica:
+    """One model and its server."""
+
+    def __init__(self, load: Callable[[], Any], options: Options) -> None:
+        from draftwood.serve.app import build_app
+
+        self._app = build_app(load(), options)
+        self._scheduler = self._app.state.service.scheduler
+        self._scheduler.start()
+        self._id = serve.get_replica_context().replica_id.unique_id.encode()
+
+    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
+        """What the application sends; closing the iterator tells it that the client is gone."""
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone, given = asyncio.Event(), False
+
+        async def receive() -> Message:
+            nonlocal given
+            if given:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        task = asyncio.create_task(self._app(scope, receive, sent.put))
+        task.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            while (message := await sent.get()) is not None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message.get("headers", ()), (REPLICA, self._id)]
+                yield message
+        finally:
+            gone.set()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def check_health(self) -> None:
+        """Ray Serve asks now and then, and starts a replica anew that raises."""
+        if why := self._scheduler.sick:
+            raise RuntimeError(why)
+
+
+class Door:
+    """Takes requests in, names their conversation, and hands on what a replica answers."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+
+    async def __call__(self, request: Request) -> Response:
+        body = await request.body()
+        scope = {key: request.scope[key] for key in ("type", "method", "path", "raw_path", "query_string", "headers")}
+        handle = self._replicas.options(method_name="answer", stream=True, session_id=conversation(request, body))
+        for _ in range(ATTEMPTS):
+            messages: Any = handle.remote(scope, body)
+            try:
+                return Relay(await anext(messages), messages)
+            except BackPressureError:
+                return Refused(429, "The queue is full; try again later.", "queue_full", retry_s=1).response()
+            except RayError:
+                continue  # nothing has been told yet, so another replica may begin again
+            except asyncio.CancelledError:
+                messages.cancel()
+                raise
+        return DIED.response()
+
+
+class Relay(Response):
+    """What a replica sends, as it comes. A stream whose replica dies ends with an error that says so."""
+
+    def __init__(self, start: Message, rest: Any) -> None:
+        super().__init__()
+        self._start, self._rest = start, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send(self._start)
+            async for message in self._rest:
+                await send(message)
+        except RayError:
+            if not self._streams:
+                raise
+            event = f"data: {json.dumps(DIED.body())}\n\ndata: [DONE]\n\n"
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+        finally:
+            self._rest.cancel()
+
+    @property
+    def _streams(self) -> bool:
+        return dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+def conversation(request: Request, body: bytes) -> str:
+    """The session that a client names (`x-session-id`, `prompt_cache_key`), else how its conversation begins.
+
+    The turns of a chat agree in that. Empty if there is nothing to go by: then any replica will do.
+    """
+    if named := request.headers.get(SESSION):
+        return _hashed(named)
+    try:
+        asked = json.loads(body)
+        return _hashed(asked["prompt_cache_key"]) if asked.get("prompt_cache_key") else _hashed(_beginning(asked))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def _beginning(asked: Mapping[str, Any]) -> Any:
+    """All up to the user's first message, or the first characters of a prompt."""
+    if "messages" not in asked:
+        return asked["prompt"][:BEGINNING]
+    roles = [message["role"] for message in asked["messages"]]
+    return asked["messages"][: 1 + roles.index("user")]
+
+
+def _hashed(name: Any) -> str:
+    """Ray logs sessions; prompts stay out of logs."""
+    return hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def application(load: Callable[[], Any], options: Options, scale: Scale) -> serve.Application:
+    """Replicas of what `load` returns, an `LLM`, behind a door.
+
+    A replica that is replaced has as long as any request may take to end what it has begun.
+    """
+    patience: dict[str, Any] = dict(
+        graceful_shutdown_timeout_s=options.deadline_s, graceful_shutdown_wait_loop_s=0.5, health_check_timeout_s=30
+    )
+    size: dict[str, Any] = dict(num_replicas=scale.replicas)
+    if scale.most is not None:
+        target = dict(target_ongoing_requests=options.max_concurrency)
+        size = dict(autoscaling_config=dict(min_replicas=scale.replicas, max_replicas=scale.most, **target))
+    replica = serve.deployment(
+        name="Replica",
+        ray_actor_options=dict(num_cpus=scale.cpus, num_gpus=scale.gpus),
+        max_ongoing_requests=AHEAD * options.max_concurrency,
+        max_queued_requests=options.max_waiting,
+        health_check_period_s=scale.health_s,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        **size,
+        **patience,
+    )(Replica)
+    door = serve.deployment(
+        name="Door",
+        num_replicas=scale.doors,
+        ray_actor_options=dict(num_cpus=0.1),
+        max_ongoing_requests=1 << 16,
+        **patience,
+    )(Door)
+    return door.bind(replica.bind(load, options))
+
+
+def build_app(
+    target: str | None = None,
+    drafter: str | Sequence[str] | None = None,
+    policy: str | None = None,
+    *,
+    num_replicas: int = 1,
+    max_replicas: int | None = None,
+    num_gpus: float | None = None,
+    num_cpus: float = 1.0,
+    num_doors: int = 1,
+    health_check_s: float = 10.0,
+    dtype: str = "auto",
+    device: str = "auto",
+    target_path: str = "auto",
+    trust_remote_code: bool = False,
+    **limits: Any,
+) -> serve.Application:
+    """What `serve.run` deploys.
+
+    With `max_replicas` their number follows the queue. `num_gpus` and `num_cpus` are those of one replica; None: one
+    GPU where this machine has some. Models are named as in `draftwood.load`, and `limits` are the settings of
+    `draftwood serve` (`max_concurrency`, `api_key`, `kv_tokens` …) by their names in `Options`.
+
+    Raises
+    ------
+    BadInput: a setting that does not exist or cannot be.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in limits:
+        if name not in known:
+            raise BadInput(f"There is no setting {name!r} of replicas.{nearest(name, [*known, *SETTINGS])}")
+    from draftwood.llm import load
+
+    gpus = _gpus(device) if num_gpus is None else num_gpus
+    make = partial(
+        load, target, drafter, policy, dtype=dtype, device=device, target_path=target_path,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    scale = Scale(num_replicas, max_replicas, gpus, num_cpus, num_doors, health_check_s)
+    return application(make, Options(**limits), scale)
+
+
+SETTINGS = [name for name in signature(build_app).parameters if name != "limits"]
+
+
+def _gpus(device: str) -> float:
+    import torch
+
+    return float(device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
+
+
+def _value(name: str, text: str) -> Any:
+    """A setting of the environment: JSON where it is some, else the text."""
+    try:
+        return text if name in TEXTS else json.loads(text)
+    except ValueError:
+        return text
+
+
+def __getattr__(name: str) -> Any:
+    """`app` is built when it is asked for, from DRAFTWOOD_SERVE_…; importing does nothing."""
+    if name == "app":
+        return build_app(**{key: _value(key, text) for key, text in deployed().items()})
+    raise AttributeError(name)

@@ -1,0 +1,112 @@
+"""The server on Ray Serve, as far as it goes without a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from starlette.requests import Request
+
+from draftwood.batch import Batch
+from draftwood.config import deployed
+from draftwood.errors import BadInput
+from draftwood.serve import scheduler as scheduler_module
+from draftwood.serve.failure import Refused
+from draftwood.serve.options import Options
+from draftwood.serve.protocol import ChatRequest
+from draftwood.serve.service import Service
+from tests.serving import tiny_llm
+
+pytest.importorskip("ray")
+from draftwood import serve_ray
+from draftwood.serve_ray import build_app, conversation
+
+
+def test_importing_starts_nothing() -> None:
+    script = "import ray, sys, draftwood.serve_ray; assert not ray.is_initialized() and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"DRAFTWOOD_SERVE_NUM_REPLICAS": "2", "DRAFTWOOD_SERVE_API_KEY": "1234", "DRAFTWOOD_HOME": "/x"}
+    assert deployed(env) == {"num_replicas": "2", "api_key": "1234"}
+    found: dict[str, object] = {}
+    monkeypatch.setattr(serve_ray, "build_app", lambda **given: found.update(given))
+    for name, value in {**env, "DRAFTWOOD_SERVE_DRAFTER": "ngram", "DRAFTWOOD_SERVE_TARGET": "a/b"}.items():
+        monkeypatch.setenv(name, value)
+    assert serve_ray.app is None
+    assert found == {"num_replicas": 2, "api_key": "1234", "drafter": "ngram", "target": "a/b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_concurency": 3}, "'max_concurrency'"),
+        ({"num_replica": 3}, "'num_replicas'"),
+        ({"num_replicas": 0}, "1 or more"),
+        ({"num_replicas": 3, "max_replicas": 2}, "no less"),
+        ({"max_concurrency": 0}, "--max-concurrency is 0"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, int], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        build_app(device="cpu", **given)  # type: ignore[arg-type]
+
+
+def named(body: object, **headers: str) -> str:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return conversation(Request({"type": "http", "headers": pairs}), raw)
+
+
+def test_turns_of_a_conversation_have_one_name() -> None:
+    system, hello, bye = ({"role": r, "content": c} for r, c in (("system", "s"), ("user", "hello"), ("user", "bye")))
+    answer = {"role": "assistant", "content": "a"}
+    begun = named({"messages": [system, hello]})
+    assert begun == named({"messages": [system, hello, answer, bye], "seed": 3}) != ""
+    assert len({begun, named({"messages": [hello]}), named({"messages": [system, bye]})}) == 3
+    assert named({"prompt": "x" * 2000}) == named({"prompt": "x" * 1024 + "y"}) != named({"prompt": "y"})
+    sessions = [named({"messages": [m]}, x_session_id="me") for m in (hello, bye)]
+    assert sessions[0] == sessions[1] and "me" not in sessions[0]
+    keys = [named({"messages": [m], "prompt_cache_key": "k"}) for m in (hello, bye)]
+    assert keys[0] == keys[1] not in sessions
+    for nothing in (b"", b"{nope", b"[1]", {"messages": 3}, {"messages": [answer]}, {"prompt": 7}, b"[" * 100_000):
+        assert named(nothing) == ""
+
+
+def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ChatRequest(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
+
+    def ask(service: Service) -> str:
+        import asyncio
+
+        async def answer() -> None:
+            await (await service.begin(asked)).whole()
+
+        with pytest.raises(Refused) as why:
+            asyncio.run(answer())
+        return str(why.value.code)
+
+    def service(error: type[BaseException]) -> Service:
+        def round(self: Batch) -> None:
+            raise error
+
+        monkeypatch.setattr(Batch, "round", round)
+        made = Service(llm, Options(name="tiny"))
+        made.scheduler.start()
+        assert made.scheduler.sick is None
+        return made
+
+    llm = tiny_llm()
+    failing = service(RuntimeError)
+    for _ in range(scheduler_module.FAILURES):
+        assert failing.scheduler.sick is None
+        assert ask(failing) == "internal_error"
+    assert "rounds have failed" in str(failing.scheduler.sick)
+    failing.scheduler.drain(0)
+    dead = service(SystemExit)
+    assert ask(dead) == "shutting_down", "nobody waits in vain"
+    dead.scheduler._thread.join()
+    assert "died" in str(dead.scheduler.sick)

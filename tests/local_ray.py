@@ -1,0 +1,54 @@
+"""A Ray cluster of this machine alone, small, for tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+MEGABYTE = 1 << 20
+
+
+@contextmanager
+def ray_cluster(home: Path) -> Iterator[None]:
+    """Two CPUs, on loopback, nothing left behind. `home`: where its processes keep profiles."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTWOOD_HOME", str(home))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(
+            num_cpus=2, object_store_memory=80 * MEGABYTE, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.ERROR, _node_ip_address="127.0.0.1",
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def processes(title: str) -> list[int]:
+    """Ids of the workers of this process's cluster whose title has this word."""
+    psutil = pytest.importorskip("psutil")
+
+    def name(process: psutil.Process) -> str:
+        try:
+            return " ".join(process.cmdline())
+        except psutil.Error:  # it has just ended
+            return ""
+
+    mine = {p.pid: name(p) for p in psutil.Process().children(recursive=True)}
+    return [pid for pid, line in mine.items() if "ray::" in line and title in line]
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
