@@ -22,7 +22,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +38,8 @@ SESSION, REPLICA = "x-session-id", b"x-draftwood-replica"  # headers: of request
 BEGINNING = 1024  # characters of a prompt that name it
 AHEAD = 2  # requests that a replica takes for each seat; the next one goes elsewhere
 ATTEMPTS = 4  # replicas that may die under one request
-DIED = Refused(503, "The replica that wrote this answer died; ask again.", "replica_died", retry_s=1)
+DIED = Refused(503, "No replica could finish this answer; ask again.", "replica_died", retry_s=1)
+SCOPE = ("type", "method", "path", "root_path", "query_string", "headers")  # what the application reads of a request
 TEXTS = ("target", "policy", "dtype", "device", "target_path", "name", "api_key")  # settings that are no JSON
 
 
@@ -107,7 +108,7 @@ class Door:
 
     async def __call__(self, request: Request) -> Response:
         body = await request.body()
-        scope = {key: request.scope[key] for key in ("type", "method", "path", "raw_path", "query_string", "headers")}
+        scope = {key: request.scope[key] for key in SCOPE}
         handle = self._replicas.options(method_name="answer", stream=True, session_id=conversation(request, body))
         for _ in range(ATTEMPTS):
             messages: Any = handle.remote(scope, body)
@@ -115,6 +116,8 @@ class Door:
                 return Relay(await anext(messages), messages)
             except BackPressureError:
                 return Refused(429, "The queue is full; try again later.", "queue_full", retry_s=1).response()
+            except DeploymentUnavailableError:
+                break
             except RayError:
                 continue  # nothing has been told yet, so another replica may begin again
             except asyncio.CancelledError:

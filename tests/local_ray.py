@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 @contextmanager
 def ray_cluster(home: Path) -> Iterator[None]:
-    """Two CPUs, on loopback, nothing left behind. `home`: where its processes keep profiles."""
+    """Two CPUs, nothing left behind. `home`: where its processes keep profiles."""
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWOOD_HOME", str(home))
@@ -24,14 +24,28 @@ def ray_cluster(home: Path) -> Iterator[None]:
         patch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(
-            num_cpus=2, object_store_memory=80 * MEGABYTE, include_dashboard=False, log_to_driver=False,
-            logging_level=logging.ERROR, _node_ip_address="127.0.0.1",
-        )  # fmt: skip
+        _start()
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _start() -> None:
+    """Ray gives a node thirty seconds to start, which a busy machine may need more than once."""
+    import ray
+
+    for attempt in range(3):
+        try:
+            ray.init(
+                num_cpus=2, object_store_memory=80 * MEGABYTE, include_dashboard=False, log_to_driver=False,
+                logging_level=logging.ERROR, _node_ip_address="127.0.0.1",
+            )  # fmt: skip
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == 2 or "timed out" not in str(error):
+                raise
 
 
 def processes(title: str) -> list[int]:

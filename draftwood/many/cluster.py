@@ -88,7 +88,7 @@ def _results(options: BatchOptions, fill: Fill, rows: list[dict[str, Any]], bloc
             enable_true_multi_threading=True,
         ),
         num_gpus=1 if gpus else 0,
-        num_cpus=0 if gpus else min(1.0, ray.cluster_resources()["CPU"] / (2 * replicas)),
+        num_cpus=0 if gpus else min(1.0, ray.cluster_resources().get("CPU", 1.0) / (2 * replicas)),
     )
     for row in data.iter_rows():
         if "mistake" in row:
