@@ -38,15 +38,17 @@ export class Answer {
     this.text += delta.content ?? "";
     this.finish = finish_reason;
     if (!chunk.draftwood) return;
-    if (chunk.draftwood.tree) this.rounds.push({ ...chunk.draftwood, ends: finish_reason === "stop" });
-    const round = Math.max(this.rounds.length - 1, 0);
-    for (const piece of chunk.draftwood.pieces) this.#write(piece, round);
+    const verified = chunk.draftwood.tree; // the token that ends the prompt belongs to no round
+    if (verified) this.rounds.push({ ...chunk.draftwood, ends: finish_reason === "stop" });
+    for (const piece of chunk.draftwood.pieces) {
+      const token = this.#write(piece);
+      if (verified) token.dataset.round = this.rounds.length - 1;
+    }
   }
 
-  #write(piece, round) {
+  #write(piece) {
     this.tokens += 1;
     const token = make("span", piece.origin, piece.text);
-    token.dataset.round = round;
     token.title = "the model's own";
     if (piece.origin === "draft") {
       token.dataset.hue = hue(piece.drafter);
@@ -54,6 +56,7 @@ export class Answer {
       token.title = `drafted by ${brief(piece.drafter)}, depth ${piece.depth}`;
     }
     this.place.append(token);
+    return token;
   }
 
   get last() {
@@ -73,7 +76,7 @@ export class Answer {
 
   /** `64 tokens · 58.1 tokens/s · τ 2.31 · bastion`. */
   get summary() {
-    const ends = { length: "cut at the most tokens" }[this.finish];
+    const ends = { length: "cut at max tokens" }[this.finish];
     const round = this.last;
     const rates = round ? [`${round.tokens_per_s.toFixed(1)} tokens/s`, `τ ${round.tau.toFixed(2)}`, round.policy] : [];
     return [`${this.tokens} tokens`, ...rates, ends].filter(Boolean).join(" · ");

@@ -48,16 +48,18 @@ function leave(error) {
 
 async function keepInTouch() {
   for (;;) {
-    await sleep(away ? 1000 : 4000);
-    const answers = document.hidden || (await server.alive());
-    if (!answers && !away) leave(new server.Unreachable("The server does not answer."));
-    if (answers && away && !document.hidden) await comeBack();
+    await sleep(away ? 1000 : 3000);
+    if (document.hidden) continue;
+    const there = await server.alive();
+    if (there && away) await comeBack();
+    if (!there && !away) leave(new server.Unreachable("The server does not answer."));
   }
 }
 
 async function comeBack() {
   away = false;
   at("alert").hidden = true;
+  if (running) return tell("Writing");
   await greet();
   if (!away) tell("The server is back");
 }
@@ -113,6 +115,7 @@ async function take(racing) {
   if (!race) box.append(place);
   const error = await (race ? race.run(write) : write(answer, policy)).catch((error) => error);
   running = null;
+  if (race && !error) watch.measured = race.plain;
   box.append(make("p", "note", answer.tokens ? answer.summary : "Nothing was written."));
   close(box, text, answer, error);
   watch.follow(answer);

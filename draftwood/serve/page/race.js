@@ -57,6 +57,11 @@ export class Race {
     return this.#drafts.answer;
   }
 
+  /** Tokens per second of plain decoding; 0 until it has run. */
+  get plain() {
+    return this.#plain.rate;
+  }
+
   /** `write` streams an answer under a policy and calls back after each chunk. */
   async run(write) {
     for (const [lane, policy] of [[this.#drafts, this.policy], [this.#plain, PLAIN]]) {

@@ -34,7 +34,7 @@ async function call(path, options = {}) {
 /** What is served: id, drafter, policy, policies … */
 export const model = async () => (await (await call("v1/models")).json()).data[0];
 
-export const alive = () => fetch("health").then((answer) => answer.ok, () => false);
+export const alive = () => fetch("health", { signal: AbortSignal.timeout(5000) }).then((answer) => answer.ok, () => false);
 
 /** The chunks of a chat completion, each with what its round did (docs/serve.md, "Watching rounds"). */
 export async function* chat(asked, signal) {

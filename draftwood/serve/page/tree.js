@@ -49,12 +49,12 @@ function shape(tag, attributes, text = "") {
   return made;
 }
 
+/** To the right from behind the text, or down from the circle and then to the right. */
 function edge(from, to) {
-  const start = from.x + 16 + from.label.length * LETTER, bend = start + 10;
-  const begin = from.row === to.row ? start : from.x;
+  const behind = from.x + 16 + from.label.length * LETTER;
   const d = from.row === to.row
-    ? `M${begin} ${from.y}H${to.x}`
-    : `M${begin} ${from.y}C${begin} ${to.y} ${begin} ${to.y} ${Math.min(bend, to.x - 8)} ${to.y}H${to.x}`;
+    ? `M${behind} ${from.y}H${to.x}`
+    : `M${from.x} ${from.y}C${from.x} ${to.y} ${from.x} ${to.y} ${Math.min(behind, to.x - 8)} ${to.y}H${to.x}`;
   return shape("path", { d, class: `edge ${to.fate}` });
 }
 

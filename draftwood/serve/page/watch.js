@@ -6,6 +6,7 @@ const at = (id) => document.getElementById(id);
 const rate = (value) => (value ? value.toFixed(1) : "–");
 
 export class Watch {
+  measured = 0; // plain decoding's tokens per second in the last race
   #answer = null;
   #at = null; // the round that is looked at; null: the latest
   #asked = false;
@@ -50,7 +51,9 @@ export class Watch {
   }
 
   #speed() {
-    const { last, plain } = this.#answer, top = Math.max(last.tokens_per_s, plain, 1e-9);
+    const { last } = this.#answer, plain = this.measured || this.#answer.plain;
+    const top = Math.max(last.tokens_per_s, plain, 1e-9);
+    at("plain-name").textContent = this.measured ? "plain, last race" : "plain, estimated";
     at("speed-name").textContent = last.policy;
     at("speed").textContent = rate(last.tokens_per_s);
     at("plain").textContent = rate(plain);
