@@ -129,7 +129,7 @@ def describe(course: Course, model: nn.Module) -> str:
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
     head = len(course.head.weight)
     return (
-        f"Training a {course.recipe.objective} drafter of {millions:.1f} M parameters ({course.recipe.layers} layers, "
+        f"Training a drafter, {course.recipe.objective}, of {millions:.1f} M parameters ({course.recipe.layers} layers, "
         f"blocks of {course.recipe.block_size}, {head} draft tokens) for {course.target.name} on {len(course.texts)} "
         f"texts with {answers} answer tokens, {len(course.held_out)} texts held out, {course.steps} steps."
     )
