@@ -41,6 +41,7 @@ class AcceptanceModel:
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
         self._faintest: deque[float] = deque(maxlen=KEPT)  # mass of the last node that each of them verified
         self._idle = 0
+        self._prospect: Prospect | None = None  # until something is learned
 
     @property
     def faint(self) -> float:
@@ -63,23 +64,32 @@ class AcceptanceModel:
         p: Floats = _sigmoid(_features(mass, depths) @ self.weights).astype(np.float32)
         return p
 
-    def observe(self, round: Round) -> None:
-        """Learn from which nodes were accepted."""
+    def observe(self, round: Round, typical: bool = True) -> None:
+        """Learn from which nodes were accepted.
+
+        A round that is not `typical` was drafted because much was expected of it: it says nothing about others, so the
+        outlook leaves it out.
+        """
         if not round.drafted:
             self._idle += 1
             return
+        self._prospect = None
         features = _features(round.mass, round.depths)
         if round.n:
             accepted = np.zeros(round.n)
             accepted[np.array(round.path, np.int64) - 1] = 1
             self._learn(features, accepted)
             self._faintest.append(float(round.mass[-1]))
-        self._remember(features)
+        if typical:
+            self._remember(features)
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""
-        if len(self._recent) < TRIALS:
-            return None
+        if self._prospect is None and len(self._recent) >= TRIALS:
+            self._prospect = self._judged()
+        return self._prospect
+
+    def _judged(self) -> Prospect:
         # Recent trees are judged by what is known now: the first ones were expected to do as the drafter says.
         shares = np.array(self._shares) / sum(self._shares)
         sizes = np.array([len(features) for features in self._recent])

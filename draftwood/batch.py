@@ -102,13 +102,13 @@ class Batch:
     def _begin(self) -> _Begun:
         start, clock = time.perf_counter(), Clock()
         chunks, writing = self._chunks(), [request for request in self.requests if not request.reads]
-        beside = max(len(writing) - 1, 0) + sum(chunk.size for chunk in chunks)
+        beside, read = max(len(writing) - 1, 0), sum(chunk.size for chunk in chunks)
         with clock("choose"):
-            costs = self._costs(writing, beside)
+            costs = self._costs(writing, beside, read)
             drafts = self._drafts(writing, costs)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
-            trees = self._choose(writing, proposed, costs, beside)
+            trees = self._choose(writing, proposed, costs, beside, read)
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
         grown_from = [proposal.draft if proposal else None for proposal in proposed]
@@ -125,18 +125,18 @@ class Batch:
                 room -= len(chunk)
         return chunks
 
-    def _costs(self, writing: Sequence[Request], beside: int) -> dict[Policy, Costs]:
-        """For each policy what a request's tree costs beside the others' roots and chunks."""
+    def _costs(self, writing: Sequence[Request], beside: int, read: int) -> dict[Policy, Costs]:
+        """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
         context = _mean_context(writing)
         policies = {request.policy for request in writing}
-        return {policy: self._price(policy, policy.n_max, context, len(writing), beside) for policy in policies}
+        return {policy: self._price(policy, policy.n_max, context, len(writing), beside, read) for policy in policies}
 
-    def _price(self, policy: Policy, n_max: int, context: int, requests: int, beside: int) -> Costs:
+    def _price(self, policy: Policy, n_max: int, context: int, requests: int, beside: int, read: int) -> Costs:
         widths, latency = self._rounds.widths, self._latency_of(requests)
         if policy.convex and self._offline:
-            return self._offline.costs(n_max + beside, context).beside(beside, requests)
+            return self._offline.costs(n_max + beside + read, context).beside(beside, requests, read)
         if widths is None:
-            return latency.costs(n_max + beside, context).beside(beside, requests)
+            return latency.costs(n_max + beside + read, context).beside(beside, requests, read)
         costs = latency.costs(widths[-1] - 1, context)
         return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
 
@@ -176,12 +176,15 @@ class Batch:
         proposed: Sequence[Proposal | None],
         costs: Mapping[Policy, Costs],
         beside: int,
+        read: int,
     ) -> list[Tree]:
         """What to verify of each request's tree: for all together where the policy can, else one by one."""
         trees = [
             proposal.tree if proposal else root_only(request.root)
             for request, proposal in zip(writing, proposed, strict=True)
         ]
+        if not any(proposed):
+            return trees
         groups, context, drafted = self._groups(writing), _mean_context(writing), sum(map(bool, proposed))
         masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
         sizes = [
@@ -190,7 +193,7 @@ class Batch:
         ]
         for policy, members in groups.items():
             nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
-            price = self._price(writing[members[0]].policy, nodes, context, len(writing), beside + sum(sizes))
+            price = self._price(writing[members[0]].policy, nodes, context, len(writing), beside + sum(sizes), read)
             price = replace(price, draft_s=self._draft_s(drafted, context))
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
                 sizes[i] = n
@@ -230,7 +233,7 @@ class Batch:
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                part.request.acceptance.observe(record)
+                part.request.acceptance.observe(record, typical=drafted == len(writing))
                 if len(writing) > 1:
                     part.request.own.observe(record)
         if len(writing) == len(parts) == 1 and records[0]:

@@ -6,7 +6,7 @@ The other form, on the device with static shapes, is `device/rounds.py`. Both gi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -111,6 +111,7 @@ class HostRounds:
         self._cache = KVCache(target.num_layers, [])
         self._prefixes: dict[Request, Prefix] = {}
         self._verified: tuple[Sequence[Part], Verified] | None = None
+        self._drafted: set[Request] = set()  # in this round
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         if prefix is None:
@@ -125,6 +126,7 @@ class HostRounds:
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
         asked = [request for request, asks in zip(requests, drafts, strict=True) if asks]
+        self._drafted = set(asked)
         if self._drafter is None or not asked:
             return [None] * len(requests)
         with clock("draft"):
@@ -165,7 +167,7 @@ class HostRounds:
                 start += part.size
         if isinstance(self._drafter, base.Learner):
             with clock("observe"):
-                tokens, rows = _committed(parts, verdicts)
+                tokens, rows = _committed(parts, verdicts, self._drafted)
                 if tokens:
                     self._drafter.learn(tokens, result.logits[rows])
         return verdicts
@@ -176,7 +178,8 @@ class HostRounds:
             prefix.row.advance(part.size)
         else:
             assert verdict is not None
-            kept = [0, *verdict.path]
+            size = 1 + len(verdict.path)
+            kept = slice(size) if verdict.path == list(range(1, size)) else [0, *verdict.path]
             prefix.row.commit(verdict.path)
             tokens, taps = tokens[kept], None if taps is None else taps[kept]
         if self._drafter is not None:
@@ -196,17 +199,19 @@ def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:
     return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
 
 
-def _committed(parts: Sequence[Part], verdicts: Sequence[Verdict | None]) -> tuple[list[int], list[int]]:
+def _committed(
+    parts: Sequence[Part], verdicts: Sequence[Verdict | None], drafted: Container[Request]
+) -> tuple[list[int], list[int]]:
     """Committed tokens that logits were computed for, and their rows: what a drafter may learn from.
 
-    The softmax of a whole tree's rows would take as long as growing it, and plain decoding, which asks for no drafts,
-    pays for none.
+    The softmax of a whole tree's rows would take as long as growing it. Rounds without a draft pay for none: plain
+    decoding asks for none, and where drafting does not pay, learning for it does not either.
     """
     tokens: list[int] = []
     rows: list[int] = []
     start = 0
     for part, verdict in zip(parts, verdicts, strict=True):
-        if verdict is not None and part.request.policy.n_max:
+        if verdict is not None and (part.request in drafted or (part.known and part.request.policy.n_max)):
             kept = [-1] if part.known else [0, *verdict.path]
             tokens += part.tree.tokens[kept].tolist()
             rows += [start + max(node, 0) for node in kept]  # of known text there is one row, its last

@@ -32,10 +32,12 @@ class Options:
 
 @dataclass(slots=True, eq=False)
 class NgramState:
-    """The tokens of one request, and every substring of them."""
+    """The tokens of one request, and every substring of those that were read."""
 
     tokens: list[int] = field(default_factory=list)
+    read: int = 0  # tokens whose substrings are known
     substrings: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    earlier: SuffixAutomaton | None = None  # the texts that `elsewhere` is in
     elsewhere: tuple[int, int] = (0, 0)  # their longest suffix in earlier texts: state, length
 
 
@@ -103,26 +105,33 @@ class NgramDrafter(Voice):
         return state
 
     def extend(self, state: NgramState, tokens: list[int]) -> None:
-        """Append tokens and every substring that ends in them."""
-        for token in tokens:
-            state.substrings.append(token)
-            state.elsewhere = self._earlier.step(*state.elsewhere, token)
+        """Append tokens. Their substrings are looked up when somebody asks: a text without drafts pays for none."""
         state.tokens += tokens
 
     def rewind(self, state: NgramState, length: int) -> None:
         """Keep the first `length` tokens. An automaton only grows, so a new one is built."""
         assert 0 <= length <= len(state.tokens), f"cannot rewind {len(state.tokens)} tokens to {length}"
-        kept = state.tokens[:length]
-        state.tokens, state.substrings, state.elsewhere = [], SuffixAutomaton(), (0, 0)
-        self.extend(state, kept)
+        del state.tokens[length:]
+        if state.read > length:
+            state.read, state.substrings, state.elsewhere = 0, SuffixAutomaton(), (0, 0)
 
     def experts(self, state: NgramState, root: int, source: int) -> list[Expert]:
         """Matches in the text itself and, if asked for, in earlier ones."""
+        self._read(state)
         here = state.substrings
         found: list[Expert] = [Matches(here, here.step(here.end, here.length[here.end], root), source, "ngram")]
         if self.options.earlier:
             found.insert(0, Matches(self._earlier, self._earlier.step(*state.elsewhere, root), source, "earlier"))
         return found
+
+    def _read(self, state: NgramState) -> None:
+        """Add every substring that ends in a token appended since."""
+        if state.earlier is not self._earlier:
+            state.earlier, state.elsewhere = self._earlier, (0, 0)
+        for token in state.tokens[state.read :]:
+            state.substrings.append(token)
+            state.elsewhere = self._earlier.step(*state.elsewhere, token)
+        state.read = len(state.tokens)
 
     def _remember(self) -> None:
         """Add the texts so far to the earlier ones; begin anew when these are full."""

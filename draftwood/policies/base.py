@@ -36,12 +36,18 @@ class Costs:
         ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
         return replace(self, verify_s=self.verify_s[ran - 1])
 
-    def beside(self, tokens: int, requests: int = 1) -> Costs:
-        """The same for nodes of a batch whose forward holds `tokens` besides. Drafts are those of all requests."""
-        if not tokens:
+    def beside(self, tokens: int, requests: int = 1, read: int = 0) -> Costs:
+        """The same for nodes of a batch whose forward holds `tokens` besides, and reads `read` tokens of prompts.
+
+        Reading is paid for whatever is drafted, so only what it does to the price of nodes counts: a round must not
+        draft because it takes long anyway. Drafts are those of all requests.
+        """
+        held = tokens + read
+        if not held:
             return self
+        verify_s = self.verify_s[held:] - (self.verify_s[held] - self.verify_s[tokens])
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
-        return Costs(plain_s, self.draft_s, self.aux_s[:-tokens], self.verify_s[tokens:], requests)
+        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    toll: float = 0.01  # the share of time that probing an unprofitable drafter may cost
+    toll: float = 0.01  # the share of time that probing an unprofitable drafter may cost; in a batch a third of it
+    margin: float = 0.15  # expected gain below which a batch does not draft: the best of many guesses is too high
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
     @classmethod
@@ -88,9 +89,11 @@ class Bastion(Joint):
         host = (costs.aux_s[nodes] - plain_host) * np.arange(len(nodes)) / len(known)
         seconds = plain_host + np.asarray(draft_s) + np.maximum(host, 0.0) + costs.verify_s[nodes]
         rate = (costs.requests + gained) / seconds
-        best = int(np.argmax(rate))
-        look = float(rate[-1] / rate[best])
-        if idle * self.toll * look >= 1 - look:
+        best, least = int(np.argmax(rate)), (1 + self.margin) * rate[0]
+        look = float(rate[-1] / max(rate[best], least))
+        if rate[best] < least:
+            best = 0
+        if idle * self.toll / 3 * look >= 1 - look:
             best = len(known)
         drafted = set(order[:best].tolist())
         return [i in drafted for i in range(len(known))]

@@ -239,3 +239,16 @@ def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     for _ in range(48):
         model.observe(a_round(chain(6)))
     assert model.faint < 0.016
+
+
+def test_rounds_of_the_chosen_few_teach_what_nodes_are_worth_and_nothing_about_others() -> None:
+    rng = np.random.default_rng(0)
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        model.observe(a_round(a_tree(rng), 1))
+    before, weights = model.prospect(), model.weights.copy()
+    for _ in range(20):
+        model.observe(a_round(a_tree(rng, 30), [1]), typical=False)
+    after = model.prospect()
+    assert before is not None and after is not None and after.nodes == before.nodes
+    assert not np.allclose(model.weights, weights)

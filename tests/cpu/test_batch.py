@@ -81,7 +81,7 @@ def test_hopeless_drafts_get_nothing_while_others_speculate() -> None:
 
 def test_drafting_is_decided_for_all_together() -> None:
     """By its definition: over all sets of requests, the one with the best rate; lone drafts are dear, many are not."""
-    rng, policy = np.random.default_rng(0), Bastion(toll=0.0)
+    rng, policy = np.random.default_rng(0), Bastion(toll=0.0, margin=0.0)
     for _ in range(20):
         price = costs(0.0, float(rng.choice([0.02, 0.1, 0.3])), 40, 4)
         prospects = [Prospect(1 + float(t), float(n)) for t, n in zip(rng.random(4) * 2, [5] * 4, strict=True)]
@@ -95,6 +95,22 @@ def test_drafting_is_decided_for_all_together() -> None:
 
         best = max(map(rate, itertools.product([False, True], repeat=4)))
         assert rate(tuple(policy.together(prospects, 9, price, draft_s))) == pytest.approx(best)
+
+
+def test_a_batch_drafts_only_where_much_is_expected() -> None:
+    price, some = costs(0.0, 0.1, 20, 2), [Prospect(2.0, 1.0)] * 2
+    gain = (2 + 2) / (0.1 + price.verify_s[2]) * price.verify_s[0] / 2
+    for margin, asked in ((gain - 1.01, True), (gain - 0.99, False)):
+        assert all(Bastion(toll=0.0, margin=margin).together(some, 0, price, [0.0, 0.1, 0.1])) is asked
+
+
+def test_a_prompt_that_is_read_beside_is_no_reason_to_draft() -> None:
+    """Whatever it takes, it takes without drafts as well: only what a node costs at that width counts."""
+    verify = np.array([1.0, 1.1, 1.2, 1.3, 3.0, 3.5, 4.0, 4.6])
+    price = Costs(1.5, 0.2, np.arange(8) / 10, verify).beside(1, 2, read=3)
+    np.testing.assert_allclose(price.verify_s, verify[4:] - verify[4] + verify[1])
+    assert price.plain_s == pytest.approx(1.5 + 0.1) and price.draft_s == 0.2 and price.requests == 2
+    np.testing.assert_allclose(price.aux_s, [0.0, 0.1, 0.2, 0.3])
 
 
 def test_everybody_is_looked_at_now_and_then() -> None:
