@@ -115,8 +115,8 @@ def test_a_prompt_that_is_read_beside_is_no_reason_to_draft() -> None:
 
 def test_everybody_is_looked_at_now_and_then() -> None:
     price, hopeless = costs(0.0, 0.1, 20, 2), [Prospect(1.01, 3.0)] * 2
-    asked = [any(Bastion().together(hopeless, idle, price, [0.0, 0.5, 0.6])) for idle in range(300)]
-    assert not any(asked[:20]) and all(asked[200:]), "rarely, as a look costs a third of a round"
+    asked = [any(Bastion().together(hopeless, idle, price, [0.0, 0.5, 0.6])) for idle in range(900)]
+    assert not any(asked[:60]) and all(asked[600:]), "rarely, as a look costs a third of a round"
     assert Bastion().together([None, Prospect(1.0, 0.0)], 0, price, [0.0, 0.5, 0.6]) == [True, True]
 
 
