@@ -15,9 +15,13 @@ if not torch.cuda.is_available():
 import numpy as np
 import pytest
 import transformers
+from hypothesis import settings
 
 from draftwood.target import Target
 from tests.reference import tiny_target
+
+settings.register_profile("untimed", deadline=None)  # speed belongs into benchmarks
+settings.load_profile("untimed")
 
 
 def pytest_report_header() -> str:

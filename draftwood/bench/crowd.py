@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from draftwood import registry
 from draftwood.batch import Step
 from draftwood.bench.environment import environment
 from draftwood.bench.measure import rotated
-from draftwood.bench.prompts import load_prompts
+from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, write_summary
 from draftwood.bench.stats import PLAIN
 from draftwood.engine import Engine
@@ -86,7 +87,7 @@ def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, An
     """Measure every load, print the table, write and return the summary."""
     check_writable(options.out)
     methods = [PLAIN, *(policy for policy in options.policies if policy != PLAIN)]
-    prompts = [llm.encode(prompt.turns[0]) for prompt in load_prompts(options.prompts)]
+    prompts = [llm.encode(prompt.turns[0]) for prompt in mixed(load_prompts(options.prompts))]
     crowd = Crowd(llm, methods, options)
     loads: list[Load] = []
     for users in options.loads:
@@ -97,6 +98,11 @@ def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, An
     console.print(table(loads, methods))
     print(json.dumps(facts), flush=True)
     return facts
+
+
+def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """One of each data set in turn: a small crowd, too, asks a bit of everything."""
+    return [prompt for row in zip_longest(*by_dataset(prompts).values()) for prompt in row if prompt is not None]
 
 
 class Crowd:

@@ -19,7 +19,7 @@ from rich.console import Console
 from draftwood import registry
 from draftwood.bench.environment import environment
 from draftwood.bench.measure import rotated
-from draftwood.bench.prompts import Prompt, load_prompts
+from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, unwritable
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
 from draftwood.bench.worse import Worse
@@ -187,7 +187,7 @@ def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Any], se
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
     """Measure what is missing and write grid.jsonl, grid.json and README.md into `options.out`."""
     check_writable(options.out)
-    sets = group(load_prompts(options.prompts, options.limit))
+    sets = by_dataset(load_prompts(options.prompts, options.limit))
     if not sets:
         raise BadInput("There are no prompts; name data sets or files with --prompts.")
     done = read_cells(options.out / "grid.jsonl")
@@ -208,13 +208,6 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
                       f"{cell.of_fixed:.3f}  ({cell.seconds:.0f} s)")  # fmt: skip
     return done
-
-
-def group(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    sets: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        sets.setdefault(prompt.dataset, []).append(prompt)
-    return sets
 
 
 def fits(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> bool:

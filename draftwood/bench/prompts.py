@@ -31,6 +31,13 @@ class Prompt:
     turns: tuple[str, ...]
 
 
+def by_dataset(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    sets: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        sets.setdefault(prompt.dataset, []).append(prompt)
+    return sets
+
+
 def load_prompts(sources: Sequence[str], limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of every source, in the order given; no source means the packaged set.
 

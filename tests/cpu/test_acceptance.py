@@ -133,7 +133,7 @@ def histories(draw: st.DrawFn) -> tuple[AcceptanceModel, Tree]:
 
 
 @given(histories())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_probabilities_never_rise_along_a_path_whatever_was_learned(
     case: tuple[AcceptanceModel, Tree],
 ) -> None:

@@ -173,7 +173,7 @@ def test_a_mistake_is_one_sentence(run: Run, folder: Path, tmp_path: Path, args:
 numbers = st.floats() | st.integers(-(10**20), 10**20) | st.just("x")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flags=st.dictionaries(
         st.sampled_from(["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--seed"]),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftwood.bench.crowd import Crowd, CrowdOptions, Pass, length, run_crowd, summed
+from draftwood.bench.crowd import Crowd, CrowdOptions, Pass, length, mixed, run_crowd, summed
+from draftwood.bench.prompts import Prompt
 from draftwood.errors import BadInput
 from tests.serving import tiny_llm
 
@@ -37,6 +38,11 @@ def test_all_seats_are_taken_while_the_clock_runs() -> None:
         found = crowd.answer(method, 3, prompts)
         assert 72 <= found.tokens < 72 + 3 * 12 and found.users and found.seconds > 0
     assert crowd.answer("autoregressive", 3, prompts).width >= 3, "chunks of prompts and three roots"
+
+
+def test_sets_take_turns() -> None:
+    prompts = [Prompt(f"{name}/{i}", name, ("x",)) for name, size in (("a", 3), ("b", 1)) for i in range(size)]
+    assert [prompt.id for prompt in mixed(prompts)] == ["a/0", "b/0", "a/1", "a/2"]
 
 
 def test_first_answers_have_all_lengths() -> None:

@@ -353,7 +353,7 @@ def test_work_grows_with_the_context_until_the_window_is_full(tmp_path: Path) ->
     assert sliding.work(100) == sliding.work(50)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans())
 def test_lattice_is_the_exact_top_k(vocab: int, width: int, seed: int, coarse: bool) -> None:
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * 4
@@ -509,7 +509,7 @@ JSON = st.recursive(
 NESTED = ("mask_token_id", "target_layer_ids", "use_swa", "swa_window_size", "causal")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from([*BASE, *NESTED, "layer_types", "is_causal", "rope_parameters"]), JSON))
 def test_any_config_parses_or_is_refused_in_a_sentence(changes: dict) -> None:
     try:

@@ -242,7 +242,7 @@ def test_a_drafter_that_counts_no_work_is_learned_from_its_time() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 600), st.floats(1e-6, 100), st.booleans()), max_size=25))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_costs_stay_positive_and_finite(history: list[tuple[int, float, bool]]) -> None:
     latency = model()
     for n, seconds, drafted in history:

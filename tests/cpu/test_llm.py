@@ -106,7 +106,7 @@ def test_a_mistake_is_one_sentence_before_anything_runs(llm: LLM, options: dict,
         llm.stream(**{"prompt": PROMPT, **options})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.fixed_dictionaries(
         {},

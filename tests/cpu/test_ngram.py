@@ -43,7 +43,7 @@ def occurrences(tokens: list[int], part: list[int]) -> list[int]:
     return [i for i in range(len(part), len(tokens) + 1) if tokens[i - len(part) : i] == part]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_the_automaton_finds_every_substring_and_what_followed(tokens: list[int], part: list[int]) -> None:
     made = SuffixAutomaton(tokens)
@@ -58,7 +58,7 @@ def test_the_automaton_finds_every_substring_and_what_followed(tokens: list[int]
         assert made.followers(state) == Counter(tokens[end] for end in ends if end < len(tokens))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TOKENS, st.integers(0, 4))
 def test_trees_are_best_first_and_their_masses_are_probabilities(tokens: list[int], root: int) -> None:
     tree = draft(tokens, root)
@@ -71,7 +71,7 @@ def test_trees_are_best_first_and_their_masses_are_probabilities(tokens: list[in
         assert len(set(tree.tokens[children])) == len(children)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TOKENS, st.integers(0, 4))
 def test_proposes_what_followed_an_earlier_occurrence(tokens: list[int], root: int) -> None:
     text = [*tokens, root]
@@ -80,7 +80,7 @@ def test_proposes_what_followed_an_earlier_occurrence(tokens: list[int], root: i
     assert first <= followed and bool(first) == bool(followed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TOKENS, TOKENS, st.integers(0, 60), st.integers(0, 4))
 def test_rewinding_is_as_if_it_had_never_been(tokens: list[int], more: list[int], length: int, root: int) -> None:
     length, made = min(length, len(tokens)), drafter()

@@ -57,7 +57,7 @@ def everything(pool: Pool, place) -> dict[int, float]:
     return {token: math.exp(-cost) for cost, token, _ in children}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, V - 1), max_size=D - 1))
 def test_children_are_a_distribution(seed: int, path: list[int]) -> None:
     pool = pool_of(seed)
@@ -111,7 +111,7 @@ def slow_growth(pool: Pool, root: int, n: int) -> list[tuple[float, tuple[int, .
     return [(mass, path) for path, mass, _ in taken[1:]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(0, 30))
 def test_growth_is_best_first(seed: int, n: int) -> None:
     tree = grow(pool_of(seed), 3, n)

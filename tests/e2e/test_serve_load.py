@@ -140,7 +140,7 @@ def test_everything_the_document_allows(llm: LLM) -> None:
 
 def _try(operation, running: Running) -> None:
     @settings(
-        max_examples=12, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck),
+        max_examples=12, database=None, derandomize=True, suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.generate],
     )  # fmt: skip
     @given(case=operation.as_strategy())
