@@ -21,22 +21,27 @@ from draftwood.target import Target
 def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Policy) -> Engine:
     """An engine for a loaded target. What its latency model learns is kept between processes.
 
+    Where several processes hold the target, the leading one drafts, measures and learns, and it alone.
+
     Raises
     ------
     BadInput, BadModel: the drafter is unknown, unreadable or made for another target.
     """
-    drafter = registry.drafter(drafter_name, target)
+    group = target.group
+    drafter = group.every(lambda: registry.drafter(drafter_name, target) if group.leads else None)
     folder = config().profiles
-    machine = probe(target.device, target.dtype, folder)
+    machine = group.decide(lambda: probe(target.device, target.dtype, folder))
     latency = LatencyModel(machine, target.work, drafter.work if drafter else None)
     profile = Profile.load(offline_file(target, drafter, machine))
 
     def remember() -> None:
+        if not group.leads:
+            return
         with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
             write_json(learned, {"of": name, **latency.to_json()})
 
     engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
-    path = target.path.kind, engine.backend().name
+    path = target.path.kind, *([f"{group.size} processes"] if group.size > 1 else []), engine.backend().name
     parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
     name = ", ".join(map(str, parts))
     learned = cached_file(folder, "learned", name)

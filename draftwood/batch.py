@@ -29,6 +29,7 @@ CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
+Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # who chooses trees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +66,14 @@ class Batch:
         latency_of: Callable[[int], LatencyModel],
         offline: ConvexCosts | None = None,
         keep: Keep = lambda request, prefix: None,
+        decide: Decide = lambda choose: choose(),
     ) -> None:
         """`drafts`: there is a drafter. `latency_of(requests)` is the model for batches of that size, `offline` prices
-        policies that need convex costs, and `keep` gets the prefix of every request that leaves."""
+        policies that need convex costs, and `keep` gets the prefix of every request that leaves. Where processes share
+        the target, `decide` lets one of them choose the trees and tells the others."""
         self.requests: list[Request] = []
         self._rounds, self._has_drafter = rounds, drafts
-        self._latency_of, self._offline, self._keep = latency_of, offline, keep
+        self._latency_of, self._offline, self._keep, self._decide = latency_of, offline, keep, decide
         self._begun: _Begun | None = None
         self._idle = 0  # rounds since all requests were drafted for
 
@@ -108,7 +111,7 @@ class Batch:
             drafts = self._drafts(writing, costs)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
-            trees = self._choose(writing, proposed, costs, beside, read)
+            trees = self._decide(lambda: self._choose(writing, proposed, costs, beside, read))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
         grown_from = [proposal.draft if proposal else None for proposal in proposed]

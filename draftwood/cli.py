@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftwood.errors import BadInput, DraftwoodError
+from draftwood.config import config
+from draftwood.errors import BadInput, DraftwoodError, LostProcess
 from draftwood.many import command as many
 from draftwood.serve import command as serving
 from draftwood.train import commands
 
 BAD_INPUT, INTERRUPTED = 2, 130
+FIRST_SPEAKS_S = 30
+TOGETHER = ("generate", "train")  # commands that several processes may run together
 
 app = typer.Typer(
     help="Tree speculative decoding: a Hugging Face model writes faster, and exactly the same text.",
@@ -46,7 +50,11 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C."""
+    """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C.
+
+    Of several processes that torchrun started, the first one says what is wrong; that it ends makes torchrun end the
+    others before they say the same.
+    """
     given = list(sys.argv[1:] if args is None else args)
     if given[:2] in (
         ["bench", "gpu"],
@@ -55,9 +63,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     ):  # commands of their own: their flags are others
         given[:2] = [f"bench-{given[1]}"]
     try:
+        refuse_company(given)
         sys.exit(app(given, prog_name="draftwood", standalone_mode=False))
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
+        if config().rank > 0 and not isinstance(mistake, LostProcess):
+            time.sleep(FIRST_SPEAKS_S)
         print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
@@ -96,7 +107,7 @@ def generate(
 
     # Refused here, a bad value does not cost a model's loading time.
     sampling = asdict(Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed))
-    from draftwood.cli_show import Screen, play
+    from draftwood.cli_show import Screen, follow, play
     from draftwood.llm import load
 
     hide_progress_bars()
@@ -109,10 +120,14 @@ def generate(
         target_path=target_path,
         width_invariant=width_invariant,
         trust_remote_code=trust_remote_code,
+        tensor_parallel=config().processes > 1,
     )
     stream = llm.stream(text, max_new_tokens=max_new_tokens, stop=stop or (), system=system, raw=raw, **sampling)
-    interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree)
-    if as_json:
+    group = llm.target.group
+    interrupted = play(stream, llm.tokenizer, Screen.of(as_json), show_tree) if group.leads else follow(stream)
+    if not interrupted:
+        group.close()
+    if as_json and group.leads:
         print(json.dumps(stream.generation.to_json()), flush=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -225,10 +240,10 @@ def bench_gpu(
     from draftwood.bench.gpu.options import GpuOptions
 
     options = GpuOptions(
-        models=parse_names(models),
+        models=names(models),
         widths=numbers[0],
         contexts=numbers[1],
-        rates=parse_names(rates),
+        rates=names(rates),
         new_tokens=new_tokens,
         quick=quick,
         with_smollm2=with_smollm2,
@@ -402,8 +417,17 @@ many.add_to(app)
 commands.add_to(app)
 
 
+def refuse_company(args: Sequence[str]) -> None:
+    """Raise BadInput where torchrun started several processes of a command that runs in one."""
+    together, first = config().processes, next(iter(args), "draftwood")
+    if together > 1 and first not in TOGETHER:
+        raise BadInput(f"{first} runs in one process, but torchrun started {together}; together run: generate, train.")
+
+
 def read_prompt(prompt: str | None) -> str:
     """The prompt that was given, or what stdin holds if it is `-` or piped."""
+    if prompt in (None, "-") and config().processes > 1:
+        raise BadInput("Under torchrun the processes share one stdin; write the prompt after 'generate'.")
     if prompt is None and sys.stdin.isatty():
         raise BadInput("No prompt was given; write it after 'generate', or give - and pipe it in.")
     try:
@@ -417,7 +441,7 @@ def read_prompt(prompt: str | None) -> str:
 
 
 def names(text: str) -> list[str]:
-    """What stands between commas."""
+    """`"a, b"` -> `["a", "b"]`."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -432,22 +456,23 @@ def parse_contexts(text: str) -> list[int]:
     return lengths
 
 
-def parse_names(text: str) -> list[str]:
-    """`"a, b"` -> `["a", "b"]`."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def parse_numbers(flag: str, text: str) -> list[int]:
     """`"1,16"` -> `[1, 16]`."""
     try:
-        return [int(part) for part in parse_names(text)]
+        return [int(part) for part in names(text)]
     except ValueError:
         raise BadInput(f"--{flag} is {text!r}; expected whole numbers, such as 1,16.") from None
 
 
 def hide_progress_bars() -> None:
-    """Keep transformers' bars out of logs and pipes; in a terminal they tell why it takes long."""
-    if not sys.stderr.isatty():
-        from transformers.utils import logging
+    """Keep transformers' bars out of logs and pipes; in a terminal they tell why it takes long.
 
+    Of several processes only the first shows them, and none lists the layers that are not divided.
+    """
+    from transformers.utils import logging
+
+    here = config()
+    if not sys.stderr.isatty() or here.rank > 0:
         logging.disable_progress_bar()
+    if here.processes > 1:
+        logging.set_verbosity_error()

@@ -65,6 +65,17 @@ def play(stream: Stream, tokenizer: Any, screen: Screen, show_tree: bool) -> boo
     return interrupted
 
 
+def follow(stream: Stream) -> bool:
+    """Take part in an answer that another process shows. Returns whether Ctrl-C ended it."""
+    try:
+        for _ in stream:
+            pass
+    except KeyboardInterrupt:
+        stream.close()
+        return True
+    return False
+
+
 def summary(generation: Generation) -> str:
     """`96 tokens · 41.2 tokens/s · τ 2.13 · mean width 9.4 · bastion`."""
     facts = [

@@ -14,6 +14,9 @@ class Config:
 
     home: Path  # everything draftwood may write without being told to; safe to delete
     compile: bool = True  # whether small CPU operators may be compiled by the C compiler that is at hand
+    processes: int = 1  # that torchrun started together
+    rank: int = 0  # of this one among them
+    local_rank: int = 0  # of this one among those on this machine
 
     @property
     def models(self) -> Path:
@@ -35,9 +38,17 @@ def config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment.
 
     DRAFTWOOD_HOME, else XDG_CACHE_HOME/draftwood, else ~/.cache/draftwood; DRAFTWOOD_COMPILE=0 compiles nothing.
+    What torchrun sets (WORLD_SIZE, RANK, LOCAL_RANK) counts where it sets TORCHELASTIC_RUN_ID, too.
     """
     env = os.environ if environ is None else environ
-    return Config(_home(env), compile=env.get("DRAFTWOOD_COMPILE") != "0")
+    torchrun = env if "TORCHELASTIC_RUN_ID" in env else {}
+    return Config(
+        _home(env),
+        compile=env.get("DRAFTWOOD_COMPILE") != "0",
+        processes=int(torchrun.get("WORLD_SIZE", 1)),
+        rank=int(torchrun.get("RANK", 0)),
+        local_rank=int(torchrun.get("LOCAL_RANK", 0)),
+    )
 
 
 def deployed(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -168,7 +168,7 @@ class Engine:
 
     def _batch(self, rounds: Rounds, keep: Keep = lambda request, prefix: None) -> Batch:
         drafts = self.drafter is not None
-        return Batch(rounds, drafts, self.latency_of, self._offline, keep)
+        return Batch(rounds, drafts, self.latency_of, self._offline, keep, self.target.group.decide)
 
 
 def _drafts_work(drafter: Drafter, requests: int, context: int) -> Work:

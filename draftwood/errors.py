@@ -18,6 +18,10 @@ class BadModel(DraftwoodError):
     """A target or drafter that is missing, unreadable, unsupported or made for another model."""
 
 
+class LostProcess(DraftwoodError):
+    """One of the processes that share a target died or does not answer."""
+
+
 class MissingExtra(DraftwoodError, ImportError):
     """A feature whose optional package is not installed."""
 

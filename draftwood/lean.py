@@ -43,6 +43,8 @@ def declines(model: PreTrainedModel) -> str | None:
     kind = type(model)
     if kind.__name__ not in ARCHITECTURES or not kind.__module__.startswith("transformers.models."):
         return f"{kind.__name__} is none of {', '.join(ARCHITECTURES)}"
+    if (model.tp_size or 1) > 1:
+        return f"its weights are divided among {model.tp_size} processes"
     if config.hidden_act not in ("silu", "swish"):
         return f"its MLP uses {config.hidden_act}, not SwiGLU"
     if model.model.rotary_emb.rope_type not in STATIC:

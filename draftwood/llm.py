@@ -20,6 +20,7 @@ from draftwood.embedded import embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer, parse_device
+from draftwood.parallel import ALONE, Group
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampling
 from draftwood.text import TextStream
@@ -287,6 +288,7 @@ def load(
     target_path: str = "auto",
     trust_remote_code: bool = False,
     width_invariant: bool = False,
+    tensor_parallel: bool = False,
 ) -> LLM:
     """Load a target and a drafter by folder or Hugging Face name.
 
@@ -294,14 +296,16 @@ def load(
     propose together. Where none is named, `ngram` and `recycling`, which need no training and work for every model,
     draft alone or help. `drafter="none"` decodes plainly. `target_path` is auto (lean where the model allows it), lean
     or universal: how the target's forward runs. `width_invariant`: on a GPU in bf16 or fp16, too, every policy writes
-    plain decoding's text to the bit; slower.
+    plain decoding's text to the bit; slower. `tensor_parallel`: the processes that torchrun started hold a part of the
+    target each, and run the same program with the same prompts; the first one drafts, decides and draws for all.
     """
+    group = Group.join() if tensor_parallel else ALONE
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
     name = str(embedded_target()) if target is None else target
     if drafter is None:
-        drafter = default_drafters(target is None, parse_device(device))
+        drafter = default_drafters(target is None, parse_device(group.place(device)))
     weigh = partial(registry.drafter_bytes, drafter)
-    model = load_target(name, dtype, device, target_path, trust_remote_code, weigh, width_invariant)
+    model = load_target(name, dtype, device, target_path, trust_remote_code, weigh, width_invariant, group)
     return LLM(build_engine(model, drafter, rule), load_tokenizer(name, trust_remote_code))
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.distributed import DistributedConfig
 
 from draftwood.errors import BadInput, BadModel, nearest
-from draftwood.memory import load_need, require
+from draftwood.memory import load_need, part_of, require
+from draftwood.parallel import ALONE, Group
 from draftwood.precision import choose_dtype
+from draftwood.sharded import ShardedTarget, refuse_indivisible
 from draftwood.target import Target, check_path
 
 DTYPES = {
@@ -31,23 +34,31 @@ def load_target(
     trust_remote_code: bool = False,
     drafter_bytes: Callable[[int], int] = lambda itemsize: 0,
     width_invariant: bool = False,
+    group: Group = ALONE,
 ) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
 
-    `drafter_bytes(itemsize)` is what a drafter with numbers of that size will need beside it.
+    `drafter_bytes(itemsize)` is what a drafter with numbers of that size will need beside it. The processes of a
+    `group` of several hold a part of the target each.
 
     Raises
     ------
-    BadModel: it does not exist, cannot be read or cannot be rewound.
+    BadModel: it does not exist, cannot be read, rewound, or divided among so many processes.
     BadInput: unknown dtype, device or path, a path that the model cannot take, or more than fits into memory.
     """
-    place = parse_device(device)
-    kind = parse_dtype(dtype, place)
+    place = parse_device(group.place(device))
+    kind = group.decide(lambda: parse_dtype(dtype, place))
     check_path(path)
     config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     if type(config) in AutoModelForCausalLM._model_mapping:  # code of the model's own is not run to count weights
-        need = load_need(config, kind, drafter_bytes(kind.itemsize))
-        require(need, place, f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype")
+        need = part_of(load_need(config, kind, drafter_bytes(kind.itemsize)), config, kind, place, group)
+        what, remedy = f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype"
+        group.every(lambda: require(need, place, what, remedy))
+    if group.size > 1:
+        refuse_indivisible(config, name, group.size)
+        options = dict(distributed_config=DistributedConfig(tp_size=group.size), trust_remote_code=trust_remote_code)
+        model = group.every(lambda: _from_pretrained(AutoModelForCausalLM, name, dtype=kind, **options))
+        return ShardedTarget(model, name, group, path, width_invariant)
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
     return Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
 

@@ -7,7 +7,7 @@ is a lower bound, so that nothing is refused that would fit.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from draftwood.drafters.base import Drafter, Placeable
 from draftwood.errors import BadInput
+from draftwood.parallel import Group
 
 if TYPE_CHECKING:
     from draftwood.target import Target
@@ -116,6 +117,19 @@ def load_need(config: PretrainedConfig, dtype: torch.dtype, drafter: int) -> Nee
     """A target with a drafter of `drafter` bytes, and a short request."""
     cache, buffers = (count(config, dtype, LEAST_REQUEST) for count in (cache_bytes, prefill_bytes))
     return Need(target_bytes(config, dtype), drafter, cache, buffers)
+
+
+def part_of(need: Need, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, group: Group) -> Need:
+    """What one process of a group needs on its device, where the first also holds the embedding, the head and the
+    drafter. On a CPU all of them share one memory."""
+    if group.size == 1:
+        return need
+    text = config.get_text_config()
+    ends = 2 * text.vocab_size * text.hidden_size * dtype.itemsize
+    if device.type == "cpu":
+        return replace(need, target=need.target + ends)
+    target, cache = need.target // group.size, need.cache // group.size
+    return replace(need, target=target + ends, cache=cache) if group.leads else Need(target, 0, cache, need.buffers)
 
 
 def request_need(target: Target, drafter: Drafter | None, tokens: int, width: int) -> Need:

@@ -116,7 +116,8 @@ class HostRounds:
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         if prefix is None:
             capacity = request.capacity
-            require_request(self._target, self._drafter, capacity, 1 + request.policy.n_max)
+            width = 1 + request.policy.n_max
+            self._target.group.every(lambda: require_request(self._target, self._drafter, capacity, width))
             state = self._drafter.open(capacity) if self._drafter else None
             prefix = Prefix(self._target.new_row(capacity), state)
         self._prefixes[request] = prefix
@@ -158,7 +159,9 @@ class HostRounds:
         parts, result = self._verified
         with clock("accept"):
             logits = result.logits.split([1 if part.known else part.size for part in parts])
-            verdicts = [_judge(part, rows) for part, rows in zip(parts, logits, strict=True)]
+            verdicts = self._target.group.decide(
+                lambda: [_judge(part, rows) for part, rows in zip(parts, logits, strict=True)]
+            )
         with clock("commit"):
             start = 0
             for part, verdict in zip(parts, verdicts, strict=True):

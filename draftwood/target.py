@@ -21,6 +21,7 @@ from draftwood.errors import BadInput, BadModel, nearest
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
 from draftwood.packing import PackedLinear
+from draftwood.parallel import ALONE, Group
 from draftwood.plan import Plan, Verified, make_plan
 from draftwood.tree import Tree, TreeBatch, chain_tree
 from draftwood.universal import Universal
@@ -49,6 +50,8 @@ class Path(Protocol):
 
 class Target:
     """A causal LM in draftwood's hands. `model` stays an ordinary transformers model."""
+
+    group: Group = ALONE  # the processes that hold it; several: `sharded.py`
 
     def __init__(
         self,
@@ -177,7 +180,8 @@ class Target:
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens. Their keys and values lie in the cache, uncommitted."""
         cache.place(plan)
-        return self.path.verify(plan, cache)
+        with self.group.listening():
+            return self.path.verify(plan, cache)
 
     def prefill(self, chunk: Sequence[int], cache: KVCache, row: int = 0) -> Verified:
         """Commit a chunk of known tokens: its taps, and the logits after its last token alone."""

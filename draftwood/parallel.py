@@ -1,0 +1,133 @@
+"""Several processes that hold one target together: the first one decides, the others are told.
+
+Every process runs the same program; their forwards meet in the target's layers. Clocks and samplers differ from
+process to process, so whatever depends on one (tree, width, tokens) is made by the leading process alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from draftwood.config import config
+from draftwood.errors import BadInput, DraftwoodError, LostProcess
+
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=30)  # for a process that neither answers nor dies: loading takes long where disks are slow
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This process's place among those that share a target; by default it has the target to itself."""
+
+    rank: int = 0
+    size: int = 1
+    channel: Any = None  # what decisions travel through, on the CPU whatever the device
+
+    @classmethod
+    def join(cls, patience: timedelta = PATIENCE) -> Group:
+        """The processes that torchrun started; alone where it was not used.
+
+        A process that dies ends the others at once, one that hangs after `patience`.
+
+        Raises
+        ------
+        BadInput: more processes than GPUs here. LostProcess: the others cannot be reached.
+        """
+        here = config()
+        if here.processes == 1:
+            return cls()
+        cuda = torch.cuda.is_available()
+        if cuda and here.local_rank >= (count := torch.cuda.device_count()):
+            raise BadInput(f"torchrun started process {here.local_rank + 1} here for {count} GPUs; start one for each.")
+        with _heard(here.rank, here.processes):
+            if not dist.is_initialized():
+                if cuda:
+                    torch.cuda.set_device(here.local_rank)
+                dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)
+            return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=patience))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides, writes and talks."""
+        return self.rank == 0
+
+    def place(self, asked: str) -> str:
+        """The device of this process, by name. Raises BadInput where one was asked for that it cannot choose."""
+        if self.size == 1:
+            return asked
+        own = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+        if asked not in ("auto", own.partition(":")[0]):
+            raise BadInput(f"device is {asked!r}, but under torchrun each process takes its own ({own}); use auto.")
+        return own
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """What `make` gives in the leading process; the others do not run it. Its errors are raised everywhere."""
+        if self.size == 1:
+            return make()
+        try:
+            answer: Any = make() if self.leads else None
+        except BaseException as error:
+            self._tell(error if isinstance(error, DraftwoodError) else DraftwoodError(f"The first process: {error!r}"))
+            raise
+        told = self._tell(answer)
+        if isinstance(told, DraftwoodError):
+            raise told
+        return answer if self.leads else told
+
+    def every(self, act: Callable[[], T]) -> T:
+        """What `act` gives here, once it has ended well in every process; else the first error is raised in all."""
+        if self.size == 1:
+            return act()
+        mistake, made = None, None
+        try:
+            made = act()
+        except DraftwoodError as error:
+            mistake = error
+        mistakes: list[DraftwoodError | None] = [None] * self.size
+        with _heard(self.rank, self.size):
+            dist.all_gather_object(mistakes, mistake, group=self.channel)
+        for mistake in mistakes:
+            if mistake is not None:
+                raise mistake
+        return made  # type: ignore[return-value]  # there was no mistake, so it was made
+
+    def listening(self) -> Any:
+        """A context in which the loss of another process, noticed in a forward, becomes one sentence."""
+        return _heard(self.rank, self.size)
+
+    def close(self) -> None:
+        """Part in peace, all together."""
+        if self.size > 1:
+            with _heard(self.rank, self.size):
+                dist.barrier(group=self.channel)
+            dist.destroy_process_group()
+
+    def _tell(self, message: Any) -> Any:
+        box = [message]
+        with _heard(self.rank, self.size):
+            dist.broadcast_object_list(box, src=0, group=self.channel)
+        return box[0]
+
+
+ALONE = Group()
+
+
+@contextmanager
+def _heard(rank: int, size: int) -> Iterator[None]:
+    """Connections that break, or stay silent for too long, become one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcess(
+            f"Process {rank} of {size} has lost another one ({str(error).splitlines()[0]}); what the lost one wrote "
+            "last tells why. Start all of them again."
+        ) from error
