@@ -35,7 +35,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-FOREIGN = re.compile(r"\b(pip install|vllm|sglang|llama-server)\b")  # other programs, whose flags are theirs
+FOREIGN = re.compile(r"\b(pip install|torchrun|vllm|sglang|llama-server)\b")  # other programs, whose flags are theirs
 
 
 def blocks(text: str, language: str = "") -> list[str]:
