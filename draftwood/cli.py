@@ -336,13 +336,21 @@ def simulate(
     target_config: Annotated[
         str | None, typer.Option(help="qwen3-4b, qwen3-8b, llama-3.1-8b or a config.json; none: as recorded.")
     ] = None,
+    users: Annotated[str, typer.Option(help="Also many users at once, each number for itself: 1,8,32.")] = "",
+    context: Annotated[int, typer.Option(min=0, help="Tokens of context of each user besides what was recorded.")] = 0,
+    price: Annotated[float | None, typer.Option(help="Of the machine for an hour: what a million tokens cost.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for simulation.json and pareto.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the figures, no tables.")] = False,
 ) -> None:
     """Replay recorded drafts under other policies, on this machine or a modelled one."""
+    numbers = parse_numbers("users", users)
+    if min(numbers, default=1) < 1 or (price is not None and price <= 0):
+        raise BadInput("--users and --price must be positive.")
+    from draftwood.bench.capacity import Crowd
     from draftwood.bench.simulation import run_simulation
 
-    run_simulation(trace, names(policies), names(hardware), target_config, out, as_json)
+    crowd = Crowd(numbers, context, price)
+    run_simulation(trace, names(policies), names(hardware), target_config, out, as_json, crowd)
 
 
 @app.command()

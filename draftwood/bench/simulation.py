@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from draftwood import registry
 from draftwood.bench.branches import Branch, branches
+from draftwood.bench.capacity import NOBODY, Crowd, Load, load_table, prices, replay_load
 from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
 from draftwood.errors import BadInput
@@ -55,12 +56,15 @@ class Simulation:
     cells: list[Cell]
     rounds_per_s: float  # replayed rounds per second of this program's own time
     branches: dict[str, Branch]  # what the drafts knew on the spine and after a sibling
+    loads: list[Load] = field(default_factory=list)  # of many users, if asked for
 
     def to_json(self) -> dict[str, Any]:
         cells = [{**{name: getattr(c, name) for name in Cell.__slots__}, "error": c.error} for c in self.cells]
         known = {where: branch.to_json() for where, branch in self.branches.items()}
-        full: dict[str, Any] = jsonable({"cells": cells, "branches": known, "rounds_per_s": self.rounds_per_s})
-        return full
+        full = {"cells": cells, "branches": known, "rounds_per_s": self.rounds_per_s}
+        if self.loads:
+            full["loads"] = [load.to_json() for load in self.loads]
+        return dict(jsonable(full))
 
 
 def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None = None) -> Simulation:
@@ -72,10 +76,10 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
     texts = scripts(trace.answers)
     if not any(script.drafts for script in texts):
         raise BadInput("The trace holds no drafts; record one with a drafter: draftwood bench --trace --out DIR.")
-    prices = {name: prices_of(trace, name, config) for name in machines}
     cells: list[Cell] = []
+    priced = {name: prices_of(trace, name, config) for name in machines}
     start = time.perf_counter()
-    for name, price in prices.items():
+    for name, price in priced.items():
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
         plain = float("nan")
         for rule in rules:
@@ -127,6 +131,33 @@ def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
     return Modelled(LatencyModel(machine.machine, sizes.work, draft), machine.widths)
 
 
+def crowded(
+    trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None, crowd: Crowd
+) -> list[Load]:
+    """Every policy on every machine for every number of users, plain decoding first; by roofline on all machines."""
+    rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
+    texts, found = scripts(trace.answers), []
+    for name in machines:
+        machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
+        sizes, draft = recorded_work(trace)
+        if config is not None:
+            described = target_config(config)
+            sizes, draft = footprint(described), draft_work(described)
+        measured = measured_rates(trace.answers) if name == HERE and config is None else {}
+        for users in crowd.users:
+            price = prices(machine, sizes, draft, crowd.context)
+            plain = float("nan")
+            for rule in rules:
+                played = replay_load(rule, texts, price, users)
+                plain = played.tokens_per_s if rule.name == PLAIN else plain
+                longest = max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
+                stored = sizes.weight_bytes + users * (crowd.context + longest) * sizes.kv_bytes
+                stored += draft(0).bytes if rule.n_max else 0
+                told = measured.get(rule.name, float("nan")) if users == 1 else float("nan")
+                found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))
+    return found
+
+
 def learned(trace: Trace) -> LatencyModel:
     """A latency model that has seen every recorded round."""
     sizes, draft = recorded_work(trace)
@@ -161,10 +192,18 @@ def fact(trace: Trace, name: str) -> Any:
 
 
 def run_simulation(
-    path: Path, policies: Sequence[str], machines: Sequence[str], config: str | None, out: Path | None, as_json: bool
+    path: Path,
+    policies: Sequence[str],
+    machines: Sequence[str],
+    config: str | None,
+    out: Path | None,
+    as_json: bool,
+    crowd: Crowd = NOBODY,
 ) -> None:
     """The command: tables on stdout unless only JSON was asked for, plots and JSON into `out`."""
-    found = simulate(Trace.load(path), policies, machines, config)
+    trace = Trace.load(path)
+    found = simulate(trace, policies, machines, config)
+    found.loads.extend(crowded(trace, policies, machines, config, crowd))
     if out is not None:
         write(found, out)
     if not as_json:
@@ -201,6 +240,8 @@ def show(found: Simulation, console: Console) -> None:
                 percent(c.error),
             )
         console.print(table)
+    for name in dict.fromkeys(load.hardware for load in found.loads):
+        console.print(load_table(name, [load for load in found.loads if load.hardware == name]))
     for c in found.cells:
         if c.skipped > 0.01 or c.clipped > 0.05:
             console.print(

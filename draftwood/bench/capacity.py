@@ -1,0 +1,235 @@
+"""`draftwood simulate --users`: recorded drafts replayed for many users at once, through the engine's own batch loop.
+
+Each user asks one recorded prompt after the other and reads what is written. The batch decides whom to draft for and
+shares the nodes as it does in the engine; only the target and the clock are replaced, by the recorded text and by
+modelled seconds. Prompts cost nothing here: they are in the cache already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+from rich.table import Table
+
+from draftwood.accept import Verdict
+from draftwood.acceptance import AcceptanceModel
+from draftwood.batch import Batch
+from draftwood.bench.report import new_table, number, percent
+from draftwood.footprint import Footprint
+from draftwood.hardware import Hardware, Modelled
+from draftwood.latency import LatencyModel, Work
+from draftwood.policies.base import Costs, Policy
+from draftwood.request import Part, Request
+from draftwood.rounds import Clock, Prefix, Proposal
+from draftwood.sampling import Sampler, Sampling
+from draftwood.simulate import Script, matched
+from draftwood.trace import Round
+
+ANSWERS_EACH = 2  # of every user
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who uses a machine."""
+
+    users: Sequence[int] = ()  # at once, each number for itself
+    context: int = 0  # tokens that each user has besides what was recorded
+    price: float | None = None  # of the machine for an hour, in the reader's currency
+
+
+NOBODY = Crowd()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many users on one machine under one policy."""
+
+    hardware: str
+    policy: str
+    users: int
+    tokens_per_s: float  # of all users together
+    each: float  # of one of them
+    speedup: float  # over plain decoding for as many users
+    tau: float  # tokens a round and user
+    width: float  # tokens of the target a round, of all users
+    drafted: float  # share of the users' rounds
+    gib: float  # weights of target and drafter, keys and values at their longest
+    cost: float  # of a million tokens; NaN without a price
+    measured: float  # tokens per second when the trace was made; NaN if that was not so
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Load.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Modelled seconds in the place of a latency model that learns: nothing was timed, so there is nothing to learn."""
+
+    modelled: Modelled
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        return self.modelled.costs(n_max, context)
+
+    def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
+        return {}
+
+    def observe(self, round: Round) -> None:
+        pass
+
+    def observe_draft(self, seconds: float, context: int) -> None:
+        pass
+
+
+def prices(
+    machine: Hardware, sizes: Footprint, draft: Callable[[int], Work], more: int = 0
+) -> Callable[[int], Priced]:
+    """What rounds of so many users cost, each with `more` tokens of context: weights are read once for all."""
+    made: dict[int, Priced] = {}
+
+    def of(users: int) -> Priced:
+        if users not in made:
+            model = LatencyModel(
+                machine.machine,
+                lambda tokens, context: sizes.work(tokens, context + more, users),
+                lambda context: _together(draft(context + more), users),
+            )
+            made[users] = Priced(Modelled(model, machine.widths))
+        return made[users]
+
+    return of
+
+
+def _together(one: Work, users: int) -> Work:
+    return Work(one.flops * users, one.bytes, one.launches)
+
+
+@dataclass(slots=True, eq=False)
+class Recorded:
+    """Rounds without a target: drafts come from scripts, verdicts from their texts, seconds from `prices`."""
+
+    prices: Callable[[int], Priced]
+    scripts: dict[Request, Script] = field(default_factory=dict)
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0  # of all users
+    drafted: int = 0
+    run: int = 0  # tokens of the target
+    batches: int = 0
+    _parts: Sequence[Part] = ()
+
+    ahead = False
+    widths = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def load(
+        self, name: str, policy: str, users: int, plain: float, stored: float, price: float | None, measured: float
+    ) -> Load:
+        """The figures of what was played; `plain` are plain decoding's tokens per second, `stored` is in bytes."""
+        return Load(
+            name,
+            policy,
+            users,
+            self.tokens_per_s,
+            self.tokens_per_s / users,
+            self.tokens_per_s / plain,
+            self.tokens / self.rounds,
+            self.run / self.batches,
+            self.drafted / self.rounds,
+            stored / 2**30,
+            float("nan") if price is None else price / (3600 * self.tokens_per_s) * 1e6,
+            measured,
+        )
+
+    def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        pass
+
+    def leave(self, request: Request) -> None:
+        self.scripts.pop(request)
+
+    def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        found = [self._proposal(request) if asks else None for request, asks in zip(requests, drafts, strict=True)]
+        asked = sum(map(bool, found))
+        self.drafted += asked
+        if asked:
+            self.seconds += self.prices(asked).costs(0, _context(requests)).draft_s
+        return found
+
+    def _proposal(self, request: Request) -> Proposal | None:
+        draft, policy = self.scripts[request].drafts.get(request.filled), request.policy
+        if draft is None:
+            return None
+        tree = policy.grow(draft, request.root, request.acceptance.faint if policy.calibrated else 0.0)
+        return Proposal(tree.up_to_depth(request.remaining - 1), tree)
+
+    def verify(self, parts: Sequence[Part], clock: Clock) -> None:
+        self._parts, users = parts, len(parts)
+        width = sum(part.size for part in parts)
+        costs = self.prices(users).costs(width - 1, _context([part.request for part in parts]))
+        host = costs.aux_s[-1] if width > users else costs.plain_s - costs.verify_s[0]
+        self.seconds += float(costs.verify_s[-1] + host)
+        self.run, self.batches = self.run + width, self.batches + 1
+
+    def settle(self, clock: Clock) -> list[Verdict | None]:
+        verdicts: list[Verdict | None] = []
+        for part in self._parts:
+            text = self.scripts[part.request].answer.continuation(part.request.filled)
+            path = matched(part.tree, text)
+            verdicts.append(Verdict(path, list(text[: len(path)]), int(text[len(path)])))
+            self.tokens += 1 + len(path)
+            self.rounds += 1
+        return verdicts
+
+
+def _context(requests: Sequence[Request]) -> int:
+    return sum(request.filled for request in requests) // len(requests)
+
+
+def replay_load(policy: Policy, texts: Sequence[Script], price: Callable[[int], Priced], users: int) -> Recorded:
+    """Run users side by side, each for `ANSWERS_EACH` answers or until every text was written; no user waits."""
+    rounds = Recorded(price)
+    batch = Batch(rounds, policy.n_max > 0, price)  # type: ignore[arg-type]  # of a latency model it asks these alone
+    models: dict[float, AcceptanceModel] = {}
+    queue = islice(cycle(texts), max(ANSWERS_EACH * users, len(texts)))
+    while True:
+        while len(batch.requests) < users and (script := next(queue, None)) is not None:
+            request = _request(policy, script, models.setdefault(script.answer.temperature, AcceptanceModel()))
+            rounds.scripts[request] = script
+            batch.join(request)
+        if len(batch.requests) < users:  # the last ones have more of the machine than a user has
+            return rounds
+        batch.round()
+
+
+def _request(policy: Policy, script: Script, acceptance: AcceptanceModel) -> Request:
+    """A user whose prompt is read and whose first token is written."""
+    answer = script.answer
+    sampler = Sampler(Sampling(answer.temperature), [0] * answer.prompt_tokens + [int(answer.tokens[0])])
+    end = answer.prompt_tokens + len(answer.tokens)
+    return Request(
+        sampler, answer.prompt_tokens, end, policy, acceptance, acceptance.child(), filled=answer.prompt_tokens
+    )
+
+
+def load_table(name: str, loads: Sequence[Load]) -> Table:
+    columns = ("policy", "tokens/s", "each", "× plain", "τ", "width", "drafted", "GiB", "a million tokens")
+    table = new_table(f"Many users on {name}: modelled", "users", columns)
+    for load in loads:
+        table.add_row(
+            str(load.users),
+            load.policy,
+            number(load.tokens_per_s, 0),
+            number(load.each, 1),
+            number(load.speedup, 2),
+            number(load.tau, 2),
+            number(load.width, 1),
+            percent(load.drafted),
+            number(load.gib, 1),
+            number(load.cost, 3),
+        )
+    return table
