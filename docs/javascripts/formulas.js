@@ -1,4 +1,4 @@
-// Formulas between $ signs; without a network they stay readable as they are.
+// Formulas between $ signs.
 document$.subscribe(({ body }) => {
   if (typeof renderMathInElement === "function")
     renderMathInElement(body, { delimiters: [

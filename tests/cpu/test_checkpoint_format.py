@@ -55,6 +55,16 @@ def test_the_numbers_fit_together(config: dict[str, Any]) -> None:
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0 and config["block_size"] > 1
 
 
+def test_the_keys_are_what_vllm_and_sglang_read(config: dict[str, Any]) -> None:
+    """Types and ranges that their loaders demand."""
+    own = config["dflash_config"]
+    assert isinstance(own["target_layer_ids"], list) and own["target_layer_ids"]
+    assert all(type(layer) is int for layer in own["target_layer_ids"])
+    assert type(own["mask_token_id"]) is int and type(config["block_size"]) is int
+    assert config["hidden_act"] == "silu" and config["num_target_layers"] >= 1
+    assert set(config["layer_types"]) == {"full_attention"}
+
+
 def test_the_tensors_are_those_of_the_format() -> None:
     config, folder = shipped(), Path(EMBEDDED_DRAFTER)
     layers = {f"layers.{i}.{name}" for i in range(config["num_hidden_layers"]) for name in OF_A_LAYER}

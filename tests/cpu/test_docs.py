@@ -59,6 +59,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_the_site_fetches_nothing() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assets = re.findall(r"^  - (\S+\.(?:js|css))$", site, re.MULTILINE)
+    assert any("katex" in asset for asset in assets)
+    for asset in assets:
+        assert (ROOT / "docs" / asset).is_file(), f"mkdocs.yml names {asset}, which is not in docs/"
+    fonts = re.findall(r"url\((fonts/[^)]+\.woff2)\)", (ROOT / "docs" / "katex" / "katex.min.css").read_text())
+    assert fonts and all((ROOT / "docs" / "katex" / font).is_file() for font in fonts)
+
+
 # --- links ----------------------------------------------------------------------------------------------------
 
 
