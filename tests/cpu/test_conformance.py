@@ -32,6 +32,7 @@ from draftwood.drafters.ngram import NgramDrafter
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine, Work
+from draftwood.parallel import ALONE
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
@@ -264,7 +265,7 @@ class Table:
 
     name, context_limit, tap_layers, vocab_size, num_layers = "table", 1000, (), SMALL, 1
 
-    device = torch.device("cpu")
+    device, group = torch.device("cpu"), ALONE
 
     def __init__(self) -> None:
         self.logits = torch.tensor(np.random.default_rng(1).normal(scale=1.2, size=(SMALL, SMALL, SMALL)))

@@ -24,6 +24,12 @@ PROMPT = "What is the capital of France?"
 COUNTING = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"  # continued for ever
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this file alone: its first test is a first run."""
+    return tmp_path_factory.mktemp("first")
+
+
 def command(home: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "draftwood", *args],
