@@ -83,9 +83,7 @@ class Priced:
         pass
 
 
-def prices(
-    machine: Hardware, sizes: Footprint, draft: Callable[[int], Work], more: int = 0
-) -> Callable[[int], Priced]:
+def prices(machine: Hardware, sizes: Footprint, draft: Callable[[int], Work], more: int = 0) -> Callable[[int], Priced]:
     """What rounds of so many users cost, each with `more` tokens of context: weights are read once for all."""
     made: dict[int, Priced] = {}
 
