@@ -14,6 +14,20 @@ import typer
 
 from draftwood.config import config
 from draftwood.errors import BadInput, DraftwoodError, LostProcess
+from draftwood.flags import (
+    Device,
+    Drafter,
+    Dtype,
+    Json,
+    MaxNewTokens,
+    Policy,
+    Seed,
+    Target,
+    TargetPath,
+    Temperature,
+    TrustRemoteCode,
+    WidthInvariant,
+)
 from draftwood.many import command as many
 from draftwood.serve import command as serving
 from draftwood.train import commands
@@ -29,24 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
-Drafter = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Who guesses: shipped, ngram, a DFlash folder or name … or none; repeated or joined by +: together."
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
-TargetPath = Annotated[str, typer.Option(help="How the target runs: auto, lean or universal.")]
-WidthInvariant = Annotated[
-    bool, typer.Option("--width-invariant", help="The same bits in bf16 on a GPU whatever is verified; slower.")
-]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write.")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
-Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -80,7 +76,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="What to answer; - reads it from stdin.")] = None,
     target: Target = None,
     drafter: Drafter = None,
-    policy: Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …")] = None,
+    policy: Policy = None,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
@@ -96,9 +92,7 @@ def generate(
     target_path: TargetPath = "auto",
     width_invariant: WidthInvariant = False,
     as_json: Json = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the last round's draft tree.")] = False,
 ) -> None:
     """Write an answer, streamed; with --json the text goes to a terminal's stderr instead."""
@@ -137,7 +131,7 @@ def generate(
 def chat(
     target: Target = None,
     drafter: Drafter = None,
-    policy: Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …")] = None,
+    policy: Policy = None,
     max_new_tokens: MaxNewTokens = 512,
     temperature: Temperature = 0.0,
     seed: Seed = 0,

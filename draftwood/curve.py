@@ -15,7 +15,6 @@ WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width says about another
 PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
 ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
-BUCKET = 64  # tokens of context that share one cost curve: their KV is small beside the weights
 
 GAIN = 0.12  # weight of a new observation in the long run
 CALM = 0.2  # the same for the spread

@@ -121,9 +121,8 @@ def lengthened(ids: Sequence[int], filler: Sequence[int], context: int) -> list[
 def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]:
     """An engine for each method, as in a process of its own: what one learns from texts and clocks helps no other."""
     drafters = {method: None if method == PLAIN else worsened(llm, DRAFTERS[place.drafter]) for method in methods}
-    latency = llm.engine.latency
     return {
-        method: Engine(llm.target, drafter, registry.policy(method), latency.copy()).fresh()
+        method: Engine(llm.target, drafter, registry.policy(method), llm.engine.latency).fresh()
         for method, drafter in drafters.items()
     }
 

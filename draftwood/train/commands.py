@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from draftwood.errors import BadInput
+from draftwood.flags import Device, Dtype, Target
 
 INTERRUPTED = 130
 
-Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same run.")]
 Thinking = Annotated[str, typer.Option(help="default, on or off: the chat template's own switch.")]
 Prompts = Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; may be repeated; none: our own.")]
