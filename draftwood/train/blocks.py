@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwood.train.data import Text
+from draftwood.train.shards import Text
 from draftwood.tree import Floats, Ints
 
 PREFIX_BASE = 0.9  # of the variable-prefix objective: a prefix longer by one is drawn this much less often

@@ -1,32 +1,31 @@
-"""Training data: texts of the target as token ids, in safetensors shards that are whole or absent.
+"""Training data: texts of one target as token ids, and what is decided from them before a run.
 
-A folder holds `data.json` (what the texts are and whose) and `shard-00000.safetensors` and so on. safetensors,
-because draftwood needs it anyway, it maps into memory, and a few flat arrays are all there is to store; Parquet
-would cost a package of 40 MB for the same.
+A folder holds `data.json` (what the texts are and whose) and `shard-00000.parquet` and so on.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
 from draftwood.errors import BadInput
 from draftwood.store import read_json, write_json
 from draftwood.target import Target
-from draftwood.train.files import write_tensors
-from draftwood.tree import Ints
+from draftwood.train.shards import Text, read_shard, shard_paths
+from draftwood.train.start import plain_weight
+from draftwood.universal import decoder_layers
 
 MANIFEST = "data.json"
-FORMAT = 1
+FORMAT = 2
+FINGER_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +36,33 @@ class Identity:
     vocab_size: int
     hidden_size: int
     num_layers: int
-    fingerprint: str  # of the first rows of its embedding, in bf16
+    fingerprint: str  # of weights
 
     @classmethod
     def of(cls, target: Target) -> Identity:
-        rows = target.model.get_input_embeddings().weight[:64].detach().to("cpu", torch.bfloat16)
-        mark = zlib.crc32(rows.view(torch.int16).numpy().tobytes())
-        return cls(target.name, target.vocab_size, target.hidden_size, target.num_layers, f"{mark:08x}")
+        mark = fingerprint(target.model)
+        return cls(target.name, target.vocab_size, target.hidden_size, target.num_layers, mark)
 
     def same_as(self, other: Identity) -> bool:
         """Names do not count: a folder and the Hub may hold the same model."""
         return {**asdict(self), "name": ""} == {**asdict(other), "name": ""}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Text:
-    """A prompt and the target's answer to it."""
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of the first rows of the embedding and of all weights in the first and last layer, in bf16: tuning moves some."""
+    layers = decoder_layers(model)
+    modules = [module for layer in (layers[0], layers[-1]) for name, module in layer.named_modules() if is_part(name)]
+    mark = 0
+    for weight in map(plain_weight, [model.get_input_embeddings(), *modules]):
+        if weight is not None:
+            rows = weight[:FINGER_ROWS].detach().to("cpu", torch.bfloat16).contiguous()
+            mark = zlib.crc32(rows.view(torch.int16).numpy().tobytes(), mark)
+    return f"{mark:08x}"
 
-    tokens: Ints  # [T]
-    prompt: int  # how many of them are the prompt
-    temperature: float
-    source: str  # the data set of the prompt
-    job: int  # number of the request that it answers
+
+def is_part(name: str) -> bool:
+    """Not what packing adds behind a layer's own parts."""
+    return not name.endswith(".whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,64 +84,29 @@ class Manifest:
             return None
         found = read_json(path)
         try:
+            if found["format"] != FORMAT:
+                raise KeyError
             return cls(Identity(**found["target"]), found["thinking"], found["recipe"])
         except (TypeError, KeyError):
             raise BadInput(f"{path} is damaged or of another version; make the data again.") from None
 
 
-def shard_paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("shard-*.safetensors"))
-
-
-def write_shard(folder: Path, number: int, texts: Sequence[Text]) -> None:
-    """`shard-<number>.safetensors`, atomically."""
-    columns = {
-        "tokens": np.concatenate([t.tokens for t in texts]).astype(np.int32),
-        "lengths": np.array([len(t.tokens) for t in texts], np.int32),
-        "prompts": np.array([t.prompt for t in texts], np.int32),
-        "temperatures": np.array([t.temperature for t in texts], np.float32),
-        "jobs": np.array([t.job for t in texts], np.int64),
-    }
-    metadata = {"sources": json.dumps([t.source for t in texts])}
-    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-    write_tensors(folder / f"shard-{number:05d}.safetensors", tensors, metadata)
-
-
-def read_shard(path: Path) -> list[Text]:
-    """Raises BadInput for a file that is damaged or something else."""
-    try:
-        with safe_open(path, "np") as file:
-            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            sources = json.loads(file.metadata()["sources"])
-        ends = np.cumsum(columns["lengths"])
-        return [
-            Text(tokens.astype(np.int64), int(prompt), float(heat), source, int(job))
-            for tokens, prompt, heat, source, job in zip(
-                np.split(columns["tokens"], ends[:-1]),
-                columns["prompts"],
-                columns["temperatures"],
-                sources,
-                columns["jobs"],
-                strict=True,
-            )
-        ]
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise BadInput(f"{path} is no shard of training data ({error}); make it again or delete it.") from None
-
-
-def read_all(folders: Sequence[Path], target: Target) -> tuple[list[Manifest], list[Text]]:
-    """What several data folders of one target hold. Raises BadInput if they do not go together."""
-    manifests = [manifest_of(folder, target) for folder in folders]
-    for folder, manifest in zip(folders, manifests, strict=True):
-        if manifest.thinking != manifests[0].thinking:
+def read_all(folders: Sequence[Path], target: Target) -> list[Text]:
+    """What several data folders of one target hold, each text once. Raises BadInput if they do not go together."""
+    for folder in folders:
+        check_manifest(folder, target)
+    parts = [read_texts(folder, target) for folder in folders]
+    mode = parts[0][0].thinking
+    for folder, part in zip(folders, parts, strict=True):
+        if other := next((text.thinking for text in part if text.thinking != mode), None):
             raise BadInput(
-                f"--data {folder} was written with thinking {manifest.thinking} and {folders[0]} with thinking "
-                f"{manifests[0].thinking}; a drafter learns one mode, so train on one kind."
+                f"--data {folder} was written with thinking {other} and {folders[0]} with thinking {mode}; a drafter "
+                "learns one mode, so train on one kind."
             )
-    return manifests, [text for folder in folders for text in read_texts(folder, target)]
+    return list({text.tokens.tobytes(): text for part in parts for text in part}.values())
 
 
-def manifest_of(folder: Path, target: Target) -> Manifest:
+def check_manifest(folder: Path, target: Target) -> None:
     """Raises BadInput if there is none, or another target's."""
     manifest = Manifest.load(folder)
     if manifest is None:
@@ -148,7 +117,6 @@ def manifest_of(folder: Path, target: Target) -> Manifest:
             f"--data {folder} was written by {manifest.target.name}, not by {ours.name}: a drafter learns its own "
             "target's texts; make data with this target."
         )
-    return manifest
 
 
 def read_texts(folder: Path, target: Target) -> list[Text]:
@@ -163,7 +131,7 @@ def read_texts(folder: Path, target: Target) -> list[Text]:
 
 def usable(texts: Iterable[Text], max_length: int) -> list[Text]:
     """Texts cut to `max_length`, without those whose answer is too short to predict anything in it."""
-    cut = [Text(t.tokens[:max_length], t.prompt, t.temperature, t.source, t.job) for t in texts]
+    cut = [replace(t, tokens=t.tokens[:max_length]) for t in texts]
     return [t for t in cut if len(t.tokens) - t.prompt >= 2]
 
 

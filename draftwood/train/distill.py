@@ -17,10 +17,11 @@ from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.store import read_json, write_json
 from draftwood.target import Target
-from draftwood.train.data import Identity, Manifest, Text, read_shard, shard_paths, write_shard
-from draftwood.train.files import GIGABYTE, check_disk, make_folder
+from draftwood.train.data import Identity, Manifest
+from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable
 from draftwood.train.jobs import Job, Jobs, make_jobs
 from draftwood.train.rows import open_rows
+from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
 from draftwood.train.show import bar
 from draftwood.train.stopping import stop_flag
 from draftwood.train.writing import SELF_TOKENS, Limits, Writing
@@ -127,6 +128,7 @@ def run_distill(options: DistillOptions) -> bool:
 
     Raises BadInput or BadModel for whatever cannot be used, before the target writes anything.
     """
+    require_pyarrow()
     make_folder(options.out, "--out")
     name = options.target or str(embedded_target())
     tokenizer = load_tokenizer(name)
@@ -136,7 +138,7 @@ def run_distill(options: DistillOptions) -> bool:
     check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
     shards = Shards.open(options.out)
     notes = Console(stderr=True, highlight=False)
-    with stop_flag() as stop, bar(options.tokens, "writing") as update:
+    with stop_flag() as stop, bar(options.tokens, "writing") as update, told_if_unwritable("--out", options.out):
         end = tokenizer.eos_token_id
         stop_ids = target.stop_ids | (frozenset() if end is None else {end})
         writing = open_writing(options, target, jobs, shards, stop_ids)

@@ -1,15 +1,17 @@
 """What a drafter reads from its target: tapped layers of every text, computed once and kept on disk in bf16.
 
 Each text goes through the target alone, so that its features do not depend on its company and a resumed run
-sees the same numbers. The cache is one file with a place for every text that fits under the size limit; a
-checksum says whether a place is filled, so whatever a kill or a power cut left behind is computed again.
+sees the same numbers. The cache has a file for each text, and a checksum in it, so whatever a kill or a power cut
+left behind is computed again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +22,17 @@ from torch import Tensor
 from draftwood.cache import KVCache
 from draftwood.drafters.lattice import top_k
 from draftwood.target import Target
-from draftwood.train.data import Identity, Text
-from draftwood.train.files import GIGABYTE, check_disk
+from draftwood.train.data import Identity
+from draftwood.train.files import GIGABYTE, check_disk, free_bytes
 from draftwood.train.loss import Teacher
+from draftwood.train.shards import Text
 from draftwood.tree import Ints, chain_tree
 
 TEACHER_TOKENS = 32  # likeliest next tokens kept for soft labels
 TEACHER_NUMBERS = 3 * TEACHER_TOKENS  # in bf16 places: a probability, and an id in two
 CHUNK = 2048  # tokens of a text that go through the target at once
+SUFFIX = ".features"
+CHECKSUM = 4  # bytes at the end of a file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,62 +80,99 @@ class Reader:
 
 
 class CachedReader:
-    """The same, through a file that holds the first texts of a set, as many as the limit allows."""
+    """The same, through a folder with a file for each text, named by everything that decides what is in it.
+
+    Texts that other runs cached are found again, whatever else those runs read. The first of this run's texts that
+    fit under the limit are kept; files of other texts make room for them, the oldest ones first.
+    """
 
     def __init__(self, reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> None:
-        """`limit` in bytes. Raises BadInput if the disk has less than that to give."""
+        """`limit` in bytes, of the whole folder. Raises BadInput if the disk has less than that to give."""
         self.reader, self.texts = reader, texts
-        sizes = np.array([len(t.tokens) for t in texts], np.int64) * reader.width
-        ends = np.cumsum(sizes)
-        self._kept = int(np.searchsorted(ends, limit / 2, side="right"))
-        self._starts, self._sizes = ends - sizes, sizes
-        self._open(folder) if self._kept else None
-
-    def _open(self, folder: Path) -> None:
-        folder = folder / self._key()
-        numbers = int(self._starts[self._kept - 1] + self._sizes[self._kept - 1])
-        path, checks = folder / "features.bin", folder / "checks.bin"
-        if not path.exists():
-            check_disk(folder, 2 * numbers, "--features", "the cache of target features")
+        kind = (Identity.of(reader.target).fingerprint, reader.target.tap_layers, reader.teacher)
+        self._kind = repr((kind, str(reader.target.dtype))).encode()
+        self._paths = [folder / f"{self._name(text)}{SUFFIX}" for text in texts]
+        sizes = {path: row_bytes(len(t.tokens), reader.width) for path, t in zip(self._paths, texts, strict=True)}
+        fitting = int(np.searchsorted(np.cumsum(list(sizes.values())), limit, side="right"))
+        self._kept = set(list(sizes)[:fitting])
+        if self._kept:
+            room = sum(sizes[path] for path in self._kept)
+            missing = sum(sizes[path] for path in self._kept if not path.exists())
+            check_disk(folder, missing, "--features", "the cache of target features")
             folder.mkdir(parents=True, exist_ok=True)
-        self._values = _mapped(path, np.uint16, numbers)
-        self._checks = _mapped(checks, np.uint32, self._kept)
+            others = {path: size for path, size in cached_files(folder).items() if path not in self._kept}
+            keep_newest(others, limit - room)
 
-    def _key(self) -> str:
-        """Features of the same texts, target and layers share a folder."""
-        digest = hashlib.sha256(repr((Identity.of(self.reader.target).fingerprint, self.reader.width)).encode())
-        digest.update(repr((self.reader.target.tap_layers, str(self.reader.target.dtype), self._kept)).encode())
-        for text in self.texts[: self._kept]:
-            digest.update(text.tokens.tobytes())
-        return digest.hexdigest()[:16]
+    def _name(self, text: Text) -> str:
+        return hashlib.sha256(self._kind + text.tokens.tobytes()).hexdigest()[:32]
 
     def __call__(self, index: int) -> Features:
         """Of text `index`, on the target's device."""
-        if index >= self._kept:
-            return self.reader.unpack(self.reader.row(self.texts[index].tokens))
-        place = slice(int(self._starts[index]), int(self._starts[index] + self._sizes[index]))
-        stored = self._values[place]
-        if self._checks[index] == 0 or self._checks[index] != _checksum(stored):
-            row = self.reader.row(self.texts[index].tokens)
-            self._values[place] = row.cpu().contiguous().view(torch.int16).numpy().view(np.uint16).ravel()
-            self._checks[index] = _checksum(stored)
-            return self.reader.unpack(row)
-        values = torch.from_numpy(stored.view(np.int16).copy()).view(torch.bfloat16)
-        return self.reader.unpack(values.view(-1, self.reader.width).to(self.reader.target.device))
+        path, tokens = self._paths[index], self.texts[index].tokens
+        row = read_row(path, len(tokens), self.reader.width)
+        if row is None:
+            row = self.reader.row(tokens)
+            if path in self._kept:
+                write_row(path, row)
+        return self.reader.unpack(row.to(self.reader.target.device))
 
 
-def _mapped(path: Path, dtype: type, size: int) -> np.ndarray:
-    """A file of `size` numbers in memory; made of zeros, which take no disk, if it is not there."""
-    if not path.exists() or path.stat().st_size != size * np.dtype(dtype).itemsize:
-        return np.memmap(path, dtype, "w+", shape=(size,))
-    return np.memmap(path, dtype, "r+", shape=(size,))
+def row_bytes(tokens: int, width: int) -> int:
+    """Of a text's file: bf16 numbers and a checksum."""
+    return 2 * tokens * width + CHECKSUM
 
 
-def _checksum(values: np.ndarray) -> int:
-    """Never 0, which says that nothing was stored."""
-    return zlib.crc32(values.tobytes()) or 1
+def read_row(path: Path, tokens: int, width: int) -> Tensor | None:
+    """`[tokens, width]` in bf16; None if it is not there, or is not what was written."""
+    try:
+        stored = np.fromfile(path, np.uint8)
+    except OSError:
+        return None
+    values = stored[:-CHECKSUM]
+    if len(stored) != row_bytes(tokens, width) or stored[-CHECKSUM:].tobytes() != checksum(values.data):
+        return None
+    return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).view(tokens, width)
 
 
-def default_limit(free: float) -> float:
-    """Half of what is free, at most 20 GB."""
-    return min(20 * GIGABYTE, free / 2)
+def write_row(path: Path, row: Tensor) -> None:
+    """Atomically, but without waiting for the disk: the checksum tells what a power cut left behind."""
+    values = row.cpu().contiguous().view(torch.int16).numpy().tobytes()
+    scratch = path.with_suffix(f".{os.getpid()}{SUFFIX}")
+    try:
+        scratch.write_bytes(values + checksum(values))
+        os.replace(scratch, path)
+    except OSError:  # a disk that others filled meanwhile costs time, not the run
+        scratch.unlink(missing_ok=True)
+
+
+def checksum(values: bytes | memoryview) -> bytes:
+    return zlib.crc32(values).to_bytes(CHECKSUM, "little")
+
+
+def cached_files(folder: Path) -> dict[Path, int]:
+    """What any run has left in a folder of features, with its bytes, the newest first."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # another process needed the room
+            facts = path.stat()
+            found.append((facts.st_mtime, path, facts.st_size))
+    return {path: size for _, path, size in sorted(found, reverse=True)}
+
+
+def keep_newest(files: Mapping[Path, int], limit: float) -> None:
+    """Of files with the newest first, leave as many as have at most `limit` bytes together."""
+    for path, size in files.items():
+        limit -= size
+        if limit < 0:
+            path.unlink(missing_ok=True)
+
+
+def default_limit(folder: Path) -> float:
+    """Half of the disk that is free or holds features already, at most 20 GB."""
+    return min(20 * GIGABYTE, (free_bytes(folder) + sum(cached_files(folder).values())) / 2)
+
+
+def feature_folder(data: Sequence[Path]) -> Path:
+    """Beside the data; of several folders the first that has features already."""
+    folders = [folder / "features" for folder in data]
+    return next((folder for folder in folders if folder.exists()), folders[0])

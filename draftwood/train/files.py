@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,20 +19,45 @@ from draftwood.errors import BadInput
 GIGABYTE = 1e9
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A scratch file that takes the place of `path` once it is written: a kill leaves the old one or the new one."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    try:
+        yield scratch
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except Exception:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, atomically: a kill or a power cut leaves the old one or the new one."""
-    scratch = path.with_name(path.name + ".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, dict(metadata))
-    with scratch.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    """A safetensors file, whole or not at all."""
+    with written_whole(path) as scratch:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, atomically."""
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    """A text file, whole or not at all."""
+    with written_whole(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def told_if_unwritable(flag: str, folder: Path) -> Iterator[None]:
+    """What the disk refuses in the middle of a run, as one sentence (BadInput)."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"{flag} {folder}: writing failed ({error.strerror or error}); what was saved before is whole: free space, "
+            "then run the same command again, and it goes on from there."
+        ) from None
 
 
 def make_folder(folder: Path, flag: str) -> None:

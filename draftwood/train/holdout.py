@@ -18,10 +18,10 @@ from draftwood.drafters.lattice import lattice_of
 from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import make_blocks
-from draftwood.train.data import Text
 from draftwood.train.eagle3 import Trainable
 from draftwood.train.features import Features
 from draftwood.train.loss import Head
+from draftwood.train.shards import Text
 from draftwood.tree import Lattice
 
 POLICIES = ("dflash", "ddtree:64")

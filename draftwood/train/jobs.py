@@ -32,6 +32,7 @@ class Job:
     source: str
     writes_prompt: bool = False  # the target first writes the user's turn itself
     written: int = 0  # how many of the tokens an earlier run wrote
+    thinking: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Jobs:
     prompts: tuple[tuple[str, tuple[int, ...]], ...]  # source and token ids
     temperatures: tuple[float, ...]
     template: Template | None  # for prompts of its own; None: there are none
+    thinking: str = "default"
 
     def __iter__(self) -> Iterator[Job]:
         """Endless while something new can come: at temperature 0 the same prompt gives the same answer."""
@@ -96,7 +98,7 @@ class Jobs:
             for at, (source, ids) in enumerate(self.prompts):
                 heat = self.temperatures[(at + turn) % heats]
                 if own[at] or heat > 0 or turn < heats:
-                    yield Job(number, ids, heat, source, own[at])
+                    yield Job(number, ids, heat, source, own[at], thinking=self.thinking)
                 number += 1
 
 
@@ -117,10 +119,10 @@ def make_jobs(
         for p in prompts
     ]
     if SELF not in sources:
-        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None)
+        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None, thinking)
     if raw:
         raise BadInput("--prompts self needs the chat template that --raw leaves out; give one of the two.")
     template = user_template(tokenizer, thinking)
     own = [(SELF, template.before)] * max(1, len(ids))
     mixed = [pair for both in zip(ids, own, strict=False) for pair in both] or own
-    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template)
+    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template, thinking)

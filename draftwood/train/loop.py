@@ -23,13 +23,14 @@ from draftwood.errors import BadInput
 from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, Blocks, make_blocks
-from draftwood.train.data import Identity, Text
+from draftwood.train.data import Identity
 from draftwood.train.features import Features
 from draftwood.train.fleet import Fleet
 from draftwood.train.forms import FORMS, Form
 from draftwood.train.holdout import TEXTS, forward, held_out_tau
 from draftwood.train.loss import Head, Outcome, Teacher, backpropagate
 from draftwood.train.recipe import Recipe
+from draftwood.train.shards import Text
 from draftwood.train.state import Trainee, save_state, state_path
 
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks

@@ -14,7 +14,7 @@ from draftwood.drafters.dflash_config import ARCHITECTURE
 from draftwood.errors import BadInput, nearest
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
-from draftwood.train.data import Text
+from draftwood.train.shards import Text
 
 FREE = ("lr", "save_minutes", "eval_every", "cache_gb")  # what a resumed run may change
 

@@ -18,8 +18,8 @@ from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable
-from draftwood.train.features import CachedReader, Reader, default_limit
-from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder, write_text
+from draftwood.train.features import CachedReader, Reader, default_limit, feature_folder
+from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.fleet import Fleet
 from draftwood.train.loop import Course, train
 from draftwood.train.loss import CHUNK, Head
@@ -61,7 +61,8 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     load_state(options.out, trainee, recipe, course.origin)
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
-    with stop_flag() as stop, bar(course.steps, "training", fleet.leads) as update:
+    bars, unwritable = bar(course.steps, "training", fleet.leads), told_if_unwritable("--out", options.out)
+    with stop_flag() as stop, bars as update, unwritable:
         show = Show(options.out, update, stop)
         finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
     if fleet.leads:
@@ -76,8 +77,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
     """Data read and divided, the drafter's config and head decided, the feature cache opened."""
     tokenizer = load_tokenizer(target.name)
-    manifests, texts = read_all(options.data, target)
-    texts = usable(texts, min(recipe.max_length, target.context_limit))
+    texts = usable(read_all(options.data, target), min(recipe.max_length, target.context_limit))
     if not texts:
         raise BadInput(f"--data {options.data[0]}: no text has an answer of two tokens or more.")
     seen, held_out = split(texts, recipe.holdout)
@@ -86,12 +86,12 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     first = inherited(recipe.init) if OBJECTIVES[recipe.objective].form == "dflash" else {}
     wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
     mask = choose_mask_token(wanted, target, tokenizer, texts)
-    config = drafter_config(recipe, target, mask, manifests[0].thinking, first)
+    config = drafter_config(recipe, target, mask, texts[0].thinking, first)
     kept = frequent_tokens(seen, target.vocab_size, recipe.head_tokens)
     head = Head.of(target, None if kept is None else torch.from_numpy(kept))
     reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
-    folder = options.features or options.data[0] / "features"
-    limit = default_limit(free_bytes(folder)) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
+    folder = options.features or feature_folder(options.data)
+    limit = default_limit(folder) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
     features = CachedReader(reader, [*seen, *held_out], folder, limit)
     trimmed = recipe.head_tokens != "auto" or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)

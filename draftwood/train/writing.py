@@ -12,9 +12,9 @@ from torch import Tensor
 
 from draftwood.drafters.lattice import top_k
 from draftwood.sampling import uniform
-from draftwood.train.data import Text
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import Rows
+from draftwood.train.shards import Text
 
 LOOK_EVERY = 16  # tokens between two looks for a loop
 LOOP = 64  # tokens that must repeat themselves
@@ -115,8 +115,8 @@ class Writing:
         looped = loop_start(row.tokens, row.prompt) if row.written % LOOK_EVERY == 0 else None
         if token in self.limits.stop_ids or row.written >= self.limits.max_new_tokens or looped is not None:
             self._leave(place)
-            tokens = np.array(row.tokens[:looped], np.int64)
-            yield Text(tokens, row.prompt, row.job.temperature, row.job.source, row.job.number)
+            tokens, job = np.array(row.tokens[:looped], np.int64), row.job
+            yield Text(tokens, row.prompt, job.temperature, job.source, job.number, job.thinking)
 
     def _end_prompt(self, place: int, row: Row) -> None:
         """Once the target has ended the user's turn, its answer is the same job's second part."""

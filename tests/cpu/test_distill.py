@@ -20,11 +20,11 @@ from draftwood.loading import load_target
 from draftwood.target import Target
 from draftwood.train import distill as distill_module
 from draftwood.train import writing
-from draftwood.train.data import Text, read_shard, shard_paths
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import Tally
 from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
+from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
 from draftwood.train.writing import Limits, Writing, loop_start
 from tests.reference import VOCAB, byte_tokenizer, plain_logits, tiny_model, tiny_target

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from huggingface_hub.utils import filter_repo_objects
+from pyarrow import parquet
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,14 +25,15 @@ from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import Sight
 from draftwood.drafters.lattice import lattice_of
 from draftwood.engine import Engine
-from draftwood.errors import BadInput, BadModel
+from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data
+from draftwood.train import attention, data, features, shards
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
-from draftwood.train.data import Identity, Manifest, Text
+from draftwood.train.data import Identity, Manifest
+from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import forward, held_out_tau, lattices, walk
@@ -38,6 +41,7 @@ from draftwood.train.loop import Course, Progress, Watcher, plan_step, run_part,
 from draftwood.train.loss import Head, Teacher, backpropagate
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
+from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, start
 from draftwood.train.state import Trainee, export, load_state, save_state, state_path
@@ -279,7 +283,7 @@ def test_the_teacher_of_a_position_is_what_the_target_expects_there(single: Targ
 @pytest.mark.parametrize("soft", [False, True])
 def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Path, soft: bool) -> None:
     reader = Reader(single, [0, 1], soft)
-    limit = 2.0 * reader.width * sum(len(t.tokens) for t in TEXTS[:4]) + 10
+    limit = float(sum(features.row_bytes(len(t.tokens), reader.width) for t in TEXTS[:4]) + 10)
     cached = CachedReader(reader, TEXTS, tmp_path, limit)
     fresh = [reader.unpack(reader.row(t.tokens)) for t in TEXTS]
     for again in (cached, cached, CachedReader(reader, TEXTS, tmp_path, limit)):
@@ -290,12 +294,62 @@ def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Pa
     torch.testing.assert_close(
         fresh[2].taps.float(), taps_by_transformers(single, TEXTS[2], (0, 1)), rtol=1e-2, atol=1e-2
     )
-    (file,) = tmp_path.rglob("features.bin")
-    assert file.stat().st_size <= limit
-    with file.open("r+b") as damaged:  # as a power cut may leave it
-        damaged.seek(100)
-        damaged.write(b"\x00" * 50)
-    assert torch.equal(CachedReader(reader, TEXTS, tmp_path, limit)(0).taps, fresh[0].taps)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 4 and sum(file.stat().st_size for file in files) <= limit
+    for file, damage in zip(files, (b"", b"\x00", b"\x01" * 700), strict=False):  # as a power cut may leave it
+        file.write_bytes(damage + file.read_bytes()[len(damage) :] if damage else b"")
+    again = CachedReader(reader, TEXTS, tmp_path, limit)
+    assert all(torch.equal(again(i).taps, fresh[i].taps) for i in range(4))
+
+
+class CountingReader(Reader):
+    """Counts what goes through the target."""
+
+    computed = 0
+
+    def row(self, tokens: np.ndarray) -> Tensor:
+        self.computed += 1
+        return super().row(tokens)
+
+
+def test_what_is_cached_is_used_again_by_other_runs(single: Target, tmp_path: Path) -> None:
+    def computed(texts: list[Text], taps: tuple[int, ...] = (0, 1), limit: float = 1e9) -> int:
+        reader = CountingReader(single, taps, False)
+        cached = CachedReader(reader, texts, tmp_path, limit)
+        for i, text in enumerate(texts):
+            assert torch.equal(cached(i).taps, reader.unpack(Reader.row(reader, text.tokens)).taps)
+        return reader.computed
+
+    assert computed(TEXTS[:3]) == 3
+    assert computed([TEXTS[5], *TEXTS[:3]]) == 1  # a new one in front of them
+    assert computed(TEXTS[1:4]) == 1
+    assert computed([TEXTS[0], TEXTS[0]], taps=(1,)) == 1  # other layers of the same text
+    assert computed([replace(TEXTS[0], tokens=TEXTS[0].tokens[:20])]) == 1
+    assert computed([TEXTS[6]], limit=0) == 1 and computed([TEXTS[6]]) == 1
+    files = features.cached_files(tmp_path)
+    oldest, room = list(files)[-1], features.row_bytes(len(TEXTS[4].tokens), 64)
+    assert computed([TEXTS[4]], limit=sum(files.values()) + room - 1) == 1  # one file too many
+    left = features.cached_files(tmp_path)
+    assert sum(left.values()) <= sum(files.values()) + room - 1
+    assert files.keys() - left.keys() == {oldest} and len(left) == len(files)
+
+
+def test_features_stay_where_they_are_if_data_are_added(tmp_path: Path) -> None:
+    (tmp_path / "old" / "features").mkdir(parents=True)
+    folders = [tmp_path / "new", tmp_path / "old"]
+    assert features.feature_folder(folders) == tmp_path / "old" / "features"
+    assert features.feature_folder(folders[:1]) == tmp_path / "new" / "features"
+
+
+def test_a_disk_that_fills_up_costs_time_only(single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    reader = Reader(single, [0], False)
+    cached = CachedReader(reader, TEXTS, tmp_path, 1e9)
+    assert torch.equal(cached(0).taps, reader.unpack(reader.row(TEXTS[0].tokens)).taps)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_told_before_the_work(single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,16 +647,48 @@ def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_p
 
 
 def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
-    data.write_shard(tmp_path, 3, TEXTS)
-    (path,) = data.shard_paths(tmp_path)
-    for found, text in zip(data.read_shard(path), TEXTS, strict=True):
-        assert found.tokens.tolist() == text.tokens.tolist()
-        assert (found.prompt, found.temperature, found.source, found.job) == (
-            text.prompt, text.temperature, text.source, text.job,
-        )  # fmt: skip
+    texts = [replace(text, temperature=0.5 * (text.job % 2), thinking="off") for text in TEXTS]
+    shards.write_shard(tmp_path, 3, texts)
+    (path,) = shards.shard_paths(tmp_path)
+    for found, text in zip(shards.read_shard(path), texts, strict=True):
+        assert {**asdict(found), "tokens": found.tokens.tolist()} == {**asdict(text), "tokens": text.tokens.tolist()}
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(BadInput, match="no shard"):
-        data.read_shard(path)
+        shards.read_shard(path)
+
+
+def test_shards_are_parquet_for_everybody(tmp_path: Path) -> None:
+    shards.write_shard(tmp_path, 0, TEXTS)
+    path = tmp_path / "shard-00000.parquet"
+    table = parquet.read_table(path)
+    assert table.column("tokens")[2].as_py() == TEXTS[2].tokens.tolist()
+    assert table.column_names == ["tokens", "prompt_tokens", "origin", "temperature", "thinking", "request"]
+    parquet.write_table(table.replace_schema_metadata({"draftwood": "99"}), path)
+    with pytest.raises(BadInput, match="version is 99"):
+        shards.read_shard(path)
+    parquet.write_table(table.drop_columns(["prompt_tokens"]), path)
+    with pytest.raises(BadInput, match="prompt_tokens"):
+        shards.read_shard(path)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"draftwood\[train\]"):
+        shards.read_shard(tmp_path / "shard-00000.parquet")
+    with pytest.raises(MissingExtra, match=r"draftwood\[train\]"):
+        run_distill(DistillOptions(tmp_path / "out", 10))
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_remember_whose_they_are(single: Target) -> None:
+    """In whatever dtype and layout it is loaded; not another one, and not a tuned one."""
+    ours = Identity.of(single)
+    assert Identity.of(tiny_target(dtype=torch.float32)).same_as(ours)
+    assert not Identity.of(tiny_target(dtype=torch.float32, seed=5)).same_as(ours)
+    tuned = tiny_target(dtype=torch.float32)
+    with torch.no_grad():
+        tuned.model.model.layers[-1].self_attn.v_proj.weight.add_(0.1)
+    assert not Identity.of(tuned).same_as(ours)
 
 
 def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> None:
@@ -614,7 +700,7 @@ def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> No
     Manifest(replace(Identity.of(single), name="elsewhere"), "default", {}).save(tmp_path)
     with pytest.raises(BadInput, match="no texts"):
         data.read_texts(tmp_path, single)
-    data.write_shard(tmp_path, 0, [Text(np.array([1, 2, VOCAB]), 1, 0.0, "x", 0)])
+    shards.write_shard(tmp_path, 0, [Text(np.array([1, 2, VOCAB]), 1, 0.0, "x", 0)])
     with pytest.raises(BadInput, match=str(VOCAB)):
         data.read_texts(tmp_path, single)
     (tmp_path / "data.json").write_text(json.dumps({"format": 1}))
@@ -627,10 +713,10 @@ def test_folders_go_together_if_they_are_of_one_mode(single: Target, tmp_path: P
     for folder, text in zip(folders, TEXTS, strict=False):
         folder.mkdir()
         Manifest(Identity.of(single), "default", {}).save(folder)
-        data.write_shard(folder, 0, [text])
-    manifests, texts = data.read_all(folders, single)
-    assert len(manifests) == 2 and [t.job for t in texts] == [0, 1]
-    Manifest(Identity.of(single), "off", {}).save(folders[1])
+        shards.write_shard(folder, 0, [text])
+    assert [t.job for t in data.read_all(folders, single)] == [0, 1]
+    assert len(data.read_all([*folders, folders[0]], single)) == 2  # a text counts once
+    shards.write_shard(folders[1], 0, [replace(TEXTS[1], thinking="off")])
     with pytest.raises(BadInput, match="one mode"):
         data.read_all(folders, single)
 
