@@ -21,14 +21,14 @@ from draftwood.target import Target
 def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Policy) -> Engine:
     """An engine for a loaded target. What its latency model learns is kept between processes.
 
-    Where several processes hold the target, the leading one drafts, measures and learns, and it alone.
+    Where several processes hold the target, each has the drafter, and the leading one measures and remembers for all.
 
     Raises
     ------
     BadInput, BadModel: the drafter is unknown, unreadable or made for another target.
     """
     group = target.group
-    drafter = group.every(lambda: registry.drafter(drafter_name, target) if group.leads else None)
+    drafter = group.every(lambda: registry.drafter(drafter_name, target))
     folder = config().profiles
     machine = group.decide(lambda: probe(target.device, target.dtype, folder))
     latency = LatencyModel(machine, target.work, drafter.work if drafter else None)

@@ -297,7 +297,7 @@ def load(
     draft alone or help. `drafter="none"` decodes plainly. `target_path` is auto (lean where the model allows it), lean
     or universal: how the target's forward runs. `width_invariant`: on a GPU in bf16 or fp16, too, every policy writes
     plain decoding's text to the bit; slower. `tensor_parallel`: the processes that torchrun started hold a part of the
-    target each, and run the same program with the same prompts; the first one drafts, decides and draws for all.
+    target each, and run the same program with the same prompts; the first one decides and draws for all.
     """
     group = Group.join() if tensor_parallel else ALONE
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time

@@ -120,16 +120,15 @@ def load_need(config: PretrainedConfig, dtype: torch.dtype, drafter: int) -> Nee
 
 
 def part_of(need: Need, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, group: Group) -> Need:
-    """What one process of a group needs on its device, where the first also holds the embedding, the head and the
-    drafter. On a CPU all of them share one memory."""
+    """What one process of a group needs on its device: a part of the target, all of its embedding and head, and the
+    drafter. On a CPU the processes share one memory."""
     if group.size == 1:
         return need
     text = config.get_text_config()
     ends = 2 * text.vocab_size * text.hidden_size * dtype.itemsize
     if device.type == "cpu":
-        return replace(need, target=need.target + ends)
-    target, cache = need.target // group.size, need.cache // group.size
-    return replace(need, target=target + ends, cache=cache) if group.leads else Need(target, 0, cache, need.buffers)
+        return replace(need, target=need.target + group.size * ends, drafter=need.drafter * group.size)
+    return replace(need, target=need.target // group.size + ends, cache=need.cache // group.size)
 
 
 def request_need(target: Target, drafter: Drafter | None, tokens: int, width: int) -> Need:

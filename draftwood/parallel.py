@@ -1,7 +1,8 @@
 """Several processes that hold one target together: the first one decides, the others are told.
 
-Every process runs the same program; their forwards meet in the target's layers. Clocks and samplers differ from
-process to process, so whatever depends on one (tree, width, tokens) is made by the leading process alone.
+Every process runs the same program and its own copy of the drafter; their forwards meet in the target's layers. Clocks
+and samplers differ from process to process, so whatever depends on one (tree, width, tokens) is made by the leading
+process alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from draftwood import wire
 from draftwood.config import config
 from draftwood.errors import BadInput, DraftwoodError, LostProcess
 
@@ -68,7 +70,10 @@ class Group:
         return own
 
     def decide(self, make: Callable[[], T]) -> T:
-        """What `make` gives in the leading process; the others do not run it. Its errors are raised everywhere."""
+        """What `make` gives in the leading process; the others do not run it. Its errors are raised everywhere.
+
+        Raises TypeError for what `wire` cannot write.
+        """
         if self.size == 1:
             return make()
         try:
@@ -90,12 +95,9 @@ class Group:
             made = act()
         except DraftwoodError as error:
             mistake = error
-        mistakes: list[DraftwoodError | None] = [None] * self.size
-        with _heard(self.rank, self.size):
-            dist.all_gather_object(mistakes, mistake, group=self.channel)
-        for mistake in mistakes:
-            if mistake is not None:
-                raise mistake
+        for told in [self._tell(mistake, rank) for rank in range(self.size)]:
+            if told is not None:
+                raise told
         return made  # type: ignore[return-value]  # there was no mistake, so it was made
 
     def listening(self) -> Any:
@@ -109,11 +111,15 @@ class Group:
                 dist.barrier(group=self.channel)
             dist.destroy_process_group()
 
-    def _tell(self, message: Any) -> Any:
-        box = [message]
+    def _tell(self, message: Any, source: int = 0) -> Any:
+        """What the process `source` has to say: the length of its bytes, then these."""
+        said = wire.write(message) if self.rank == source else b""
+        length = torch.tensor([len(said)])
         with _heard(self.rank, self.size):
-            dist.broadcast_object_list(box, src=0, group=self.channel)
-        return box[0]
+            dist.broadcast(length, source, group=self.channel)
+            text = torch.frombuffer(bytearray(said or int(length)), dtype=torch.uint8)
+            dist.broadcast(text, source, group=self.channel)
+        return wire.read(text.numpy().tobytes())
 
 
 ALONE = Group()

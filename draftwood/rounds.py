@@ -126,6 +126,7 @@ class HostRounds:
         return self._prefixes.pop(request)
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        drafts = self._target.group.decide(lambda: list(drafts))
         asked = [request for request, asks in zip(requests, drafts, strict=True) if asks]
         self._drafted = set(asked)
         if self._drafter is None or not asked:

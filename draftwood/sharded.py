@@ -1,7 +1,7 @@
 """A target divided among processes (tensor parallel): transformers shards it, every process runs its part of a layer.
 
-The leading process keeps the whole embedding and head beside its shards. So the drafter, which shares them, runs there
-without the others, who are told the tree anyway.
+Every process keeps the whole embedding and head beside its shards, so that a drafter, which shares them, drafts without
+waiting for the others.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ class ShardedTarget(Target):
 
     @torch.no_grad()
     def _whole(self, part: Tensor) -> Tensor:
-        """All rows of a parameter, for the leading process; the others get nothing."""
+        """All rows of a parameter."""
         if isinstance(part, DTensor):
-            rows = part.full_tensor()
-        elif len(part) == self._whole_vocab:
-            rows = part.detach()
-        else:
-            parts = [torch.empty_like(part) for _ in range(self.group.size)]
-            dist.all_gather(parts, part.detach())
-            rows = torch.cat(parts)
-        return rows if self.group.leads else rows[:0].clone()
+            return part.full_tensor()
+        if len(part) == self._whole_vocab:
+            return part.detach()
+        parts = [torch.empty_like(part) for _ in range(self.group.size)]
+        dist.all_gather(parts, part.detach())
+        return torch.cat(parts)
 
     @property
     def vocab_size(self) -> int:

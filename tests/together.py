@@ -58,7 +58,7 @@ def chosen(family: str) -> list[tuple[str, str]]:
 
 
 def texts(folder: Path, group: Group) -> dict[str, dict[str, list[int]]]:
-    """What the target in `folder` writes. Only the leading process may draft, choose and draw."""
+    """What the target in `folder` writes. Every process drafts; the first one decides when, and what is verified."""
     target = load_target(str(folder), "float64", "auto", group=group)
     assert target.path.name == "universal" and target.vocab_size == 98
     truth = json.loads((folder / "truth.json").read_text())
@@ -66,14 +66,17 @@ def texts(folder: Path, group: Group) -> dict[str, dict[str, list[int]]]:
     latency = LatencyModel(Machine(str(group.rank), 1e13 / 1e6**group.rank, 1e9, 1e-9), target.work, None)
     found: dict[str, dict[str, list[int]]] = {}
     for kind, sampling in SAMPLINGS.items():
-        made = drafters(folder, target, truth[kind]) if group.leads else {}
-        assert not made or tuple(made) == DRAFTERS
+        made = drafters(folder, target, truth[kind])
+        assert tuple(made) == DRAFTERS
         for name, policy in chosen(folder.name):
             rule = registry.policy(policy)
             if not group.leads:
                 Sampler.draw = forbidden
                 type(rule).choose = forbidden
-            steps = list(Engine(target, made.get(name), rule, latency).run(PROMPT, NEW, sampling))
+                type(rule).drafts = lambda *_, plain=policy == "autoregressive": plain  # the contrary
+            steps = list(Engine(target, made[name], rule, latency).run(PROMPT, NEW, sampling))
+            drafted = [step.round is not None and step.round.drafted for step in steps]
+            assert group.decide(lambda told=drafted: told) == drafted, "in the same rounds"
             found.setdefault(kind, {})[f"{name}, {policy}"] = [token for step in steps for token in step.tokens]
     heads = target.config.num_key_value_heads
     assert target.kv_bytes_per_token() == 2 * 3 * heads // group.size * target.config.head_dim * 8
@@ -83,7 +86,7 @@ def texts(folder: Path, group: Group) -> dict[str, dict[str, list[int]]]:
 def equal(folder: Path) -> None:
     group = Group.join()
     found = {family.name: texts(family, group) for family in sorted(folder.iterdir()) if family.is_dir()}
-    assert group.decide(lambda: found) == found, "every process has the same text: it was told"
+    assert group.decide(lambda: json.dumps(found)) == json.dumps(found), "every process has the same text: it was told"
     if group.leads:
         (folder / "found.json").write_text(json.dumps(found))
     group.close()
@@ -119,9 +122,8 @@ def lost(folder: Path, how: str) -> None:
     group = replace(group, channel=dist.new_group(backend="gloo", timeout=patience))
     target = load_target(str(folder / "llama"), "float64", group=group)
     latency = LatencyModel(Machine("made-up", 1e13, 1e9, 1e-9), target.work, None)
-    drafter = Noisy("noisy") if group.leads else None
     try:
-        for i, _ in enumerate(Engine(target, drafter, registry.policy("ddtree:7"), latency).run(PROMPT, 200)):
+        for i, _ in enumerate(Engine(target, Noisy("noisy"), registry.policy("ddtree:7"), latency).run(PROMPT, 200)):
             if i == 2 and not group.leads and how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if i == 2 and group.leads and how == "hangs":

@@ -7,19 +7,25 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
 
+from draftwood import wire
+from draftwood.accept import Likelihood, Verdict
 from draftwood.config import config
 from draftwood.errors import BadModel
+from draftwood.latency import Machine
 from draftwood.memory import Need, part_of
 from draftwood.parallel import ALONE, Group
 from draftwood.sampling import Sampler, Sampling
 from draftwood.sharded import refuse_indivisible
 from draftwood.target import Target
+from draftwood.tree import Tree
 from tests.reference import byte_tokenizer, dflash_files, plain_logits, tiny_model
 from tests.together import NEW, PROMPT, SAMPLINGS, chosen
 
@@ -86,7 +92,7 @@ def by_hand(*args: object) -> list[int]:
 
 
 def test_two_processes_write_what_one_writes(models: Path) -> None:
-    """For every policy, drafter and sampling, in float64; the other process must not choose, draw or draft."""
+    """For every policy, drafter and sampling, in float64; the other process decides nothing."""
     run = torchrun("-m", "tests.together", "equal", models)
     assert run.returncode == 0, run.stderr[-4000:]
     found = json.loads((models / "found.json").read_text())
@@ -161,13 +167,40 @@ def test_alone_nothing_is_told() -> None:
         raise RuntimeError("gloo: no connection")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        [None, True, 3, -0.0, 1e-320, float("inf"), "ä"],
+        [torch.bfloat16, Machine("here", 1e13, 0.1, 1e-9)],
+        [None, Verdict([1, 2], [5, 6], 7), Verdict([], [], 0, (Likelihood(-0.1, ((4, -0.1), (5, -2.5))),))],
+    ],
+)
+def test_what_is_told_arrives_as_it_was(value: list[object]) -> None:
+    assert repr(wire.read(wire.write(value))) == repr(value)
+
+
+def test_a_tree_arrives_to_the_bit() -> None:
+    ints = [np.array(row) for row in ([7, 8, 9], [-1, 0, 0], [0, 1, 1])]
+    tree = Tree(*ints, mass=np.array([1, 0.1, 1e-40], np.float32), sources=np.array([0, 1, 0]))
+    (told,) = wire.read(wire.write([tree]))
+    for field in fields(Tree):
+        sent, got = getattr(tree, field.name), getattr(told, field.name)
+        assert sent.dtype == got.dtype and sent.tobytes() == got.tobytes()
+
+
+def test_what_no_process_can_be_told_is_refused() -> None:
+    with pytest.raises(TypeError, match="a range cannot be told"):
+        wire.write([range(2)])
+    told = wire.read(wire.write(BadModel("of mine")))
+    assert isinstance(told, BadModel) and str(told) == "of mine"
+
+
 def test_memory_of_a_part() -> None:
     model = tiny_model("llama")
     ends = 2 * model.config.vocab_size * model.config.hidden_size * 8
     need, gpu, cpu = Need(1000, 50, 100, 7), torch.device("cuda", 0), torch.device("cpu")
-    first, last = (part_of(need, model.config, torch.float64, gpu, Group(rank, 2)) for rank in range(2))
-    assert first == Need(500 + ends, 50, 50, 7) and last == Need(500, 0, 50, 7)
-    assert part_of(need, model.config, torch.float64, cpu, Group(1, 2)).target == 1000 + ends
+    assert part_of(need, model.config, torch.float64, gpu, Group(1, 2)) == Need(500 + ends, 50, 50, 7)
+    assert part_of(need, model.config, torch.float64, cpu, Group(1, 2)) == Need(1000 + 2 * ends, 100, 100, 7)
     assert part_of(need, model.config, torch.float64, gpu, ALONE) == need
 
 
