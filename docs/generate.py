@@ -1,4 +1,6 @@
-"""Reference pages and source excerpts of the documentation, written from the code: `python -m docs.generate`.
+"""Reference pages, source excerpts and tables of the documentation, written from code and results.
+
+`python -m docs.generate` writes them.
 
 `pages()` gives what should be on disk; a test compares. Nothing here is part of the package.
 """
@@ -11,13 +13,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from docs.tables import table, with_tables
 from draftwood import lean, registry
 from draftwood.cli import app
 from draftwood.config import Config
@@ -44,14 +46,8 @@ def pages() -> dict[Path, str]:
         REFERENCE / "settings.md": settings(),
         REFERENCE / "support.md": support(),
         **{EXAMPLES / f"{script.stem}.md": example(script) for script in scripts()},
-        **{page: with_excerpts(page.read_text()) for page in DOCS.glob("*.md") if EXCERPT.search(page.read_text())},
+        **{page: with_tables(with_excerpts(page.read_text())) for page in DOCS.glob("*.md")},
     }
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def first_sentence(thing: Any) -> str:

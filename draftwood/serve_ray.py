@@ -19,6 +19,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
@@ -31,12 +32,14 @@ from starlette.types import Message, Receive, Scope, Send
 from draftwood.config import deployed
 from draftwood.errors import BadInput, nearest
 from draftwood.serve.failure import Refused
+from draftwood.serve.metrics import together
 from draftwood.serve.options import Options
 
 ROUTER: Any = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 SESSION, REPLICA = "x-session-id", b"x-draftwood-replica"  # headers: of requests, of answers
 BEGINNING = 1024  # characters of a prompt that name it
 AHEAD = 2  # requests that a replica takes for each seat; the next one goes elsewhere
+METRICS_S = 10.0  # that replicas have to tell them
 ATTEMPTS = 4  # replicas that may die under one request
 DIED = Refused(503, "No replica could finish this answer; ask again.", "replica_died", retry_s=1)
 SCOPE = ("type", "method", "path", "root_path", "query_string", "headers")  # what the application reads of a request
@@ -94,6 +97,12 @@ class Replica:
             gone.set()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def metrics(self, scope: dict[str, Any]) -> tuple[str, str] | None:
+        """Who this is, and what the application tells of itself; None if it refuses."""
+        start, *rest = [message async for message in self.answer(scope, b"")]
+        told = b"".join(message.get("body", b"") for message in rest).decode()
+        return (self._id.decode(), told) if start["status"] == 200 else None
+
     def check_health(self) -> None:
         """Ray Serve asks now and then, and starts a replica anew that raises."""
         if why := self._scheduler.sick:
@@ -109,6 +118,8 @@ class Door:
     async def __call__(self, request: Request) -> Response:
         body = await request.body()
         scope = {key: request.scope[key] for key in SCOPE}
+        if scope["path"].removeprefix(scope["root_path"]) == "/metrics" and (told := await self._metrics(scope)):
+            return told
         handle = self._replicas.options(method_name="answer", stream=True, session_id=conversation(request, body))
         for _ in range(ATTEMPTS):
             messages: Any = handle.remote(scope, body)
@@ -124,6 +135,16 @@ class Door:
                 messages.cancel()
                 raise
         return DIED.response()
+
+    async def _metrics(self, scope: dict[str, Any]) -> Response | None:
+        """What all replicas count; None if they refuse to tell."""
+        asked = self._replicas.broadcast("metrics", scope)
+        try:
+            told = await asked.results_async(timeout_s=METRICS_S, return_exceptions=True)
+        except (RayError, DeploymentUnavailableError, TimeoutError):
+            return DIED.response()
+        texts = dict(each for each in told if isinstance(each, tuple))
+        return Response(together(texts), media_type=CONTENT_TYPE_LATEST) if texts else None
 
 
 class Relay(Response):

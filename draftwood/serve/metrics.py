@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from draftwood.batch import Step
-from draftwood.trace import Round
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 if TYPE_CHECKING:
+    from draftwood.batch import Step
     from draftwood.serve.scheduler import Job
+    from draftwood.trace import Round
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 TOKENS = tuple(2**k for k in range(18))
@@ -112,3 +114,15 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=(*buckets, math.inf))
         return made.labels(self._model)
+
+
+def together(texts: Mapping[str, str]) -> bytes:
+    """The exposition format of several servers in one, told apart by the label `replica`; `texts` by its value."""
+    families: dict[str, Metric] = {}
+    for replica, text in texts.items():
+        for found in text_string_to_metric_families(text):
+            family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+            for sample in found.samples:
+                family.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    registry: Any = SimpleNamespace(collect=families.values)
+    return generate_latest(registry)

@@ -21,6 +21,15 @@ KEYS = {
     "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "rope_theta",
     "rope_scaling", "vocab_size", "tie_word_embeddings", "attention_bias", "max_position_embeddings", "dtype",
 }  # fmt: skip
+# What either engine also looks for, and what would change the meaning of the keys above.
+OTHERWISE = {
+    "eagle_aux_hidden_state_layer_ids", "eagle_config", "use_aux_hidden_state", "draft_vocab_size",
+    "target_hidden_size", "is_causal", "is_neox_style",
+}  # fmt: skip
+OTHERWISE_OWN = {
+    "causal", "use_swa", "attention_sink_bias", "projector_type", "conv_kernel_size", "selector_rank",
+    "output_multiplier",
+}  # fmt: skip
 OUTSIDE = {"fc.weight", "hidden_norm.weight", "norm.weight"}
 OF_A_LAYER = {
     *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
@@ -63,6 +72,7 @@ def test_the_keys_are_what_vllm_and_sglang_read(config: dict[str, Any]) -> None:
     assert type(own["mask_token_id"]) is int and type(config["block_size"]) is int
     assert config["hidden_act"] == "silu" and config["num_target_layers"] >= 1
     assert set(config["layer_types"]) == {"full_attention"}
+    assert not OTHERWISE & config.keys() and not OTHERWISE_OWN & own.keys()
 
 
 def test_the_tensors_are_those_of_the_format() -> None:
@@ -77,4 +87,6 @@ def test_the_tensors_are_those_of_the_format() -> None:
 
 def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    assert set(re.findall(r"`(\w+)`", page)) >= KEYS
+    own = {"target_layer_ids", "mask_token_id", "objective", "thinking", "tau"}
+    assert set(re.findall(r"`(?:dflash_config\.)?(\w+)`", page)) >= KEYS | OTHERWISE | OTHERWISE_OWN | own
+    assert shipped()["dflash_config"].keys() <= own

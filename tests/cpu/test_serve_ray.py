@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
 from draftwood.batch import Batch
@@ -14,6 +15,7 @@ from draftwood.config import deployed
 from draftwood.errors import BadInput
 from draftwood.serve import scheduler as scheduler_module
 from draftwood.serve.failure import Refused
+from draftwood.serve.metrics import Metrics, together
 from draftwood.serve.options import Options
 from draftwood.serve.protocol import ChatRequest
 from draftwood.serve.service import Service
@@ -110,3 +112,19 @@ def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) ->
     assert ask(dead) == "shutting_down", "nobody waits in vain"
     dead.scheduler._thread.join()
     assert "died" in str(dead.scheduler.sick)
+
+
+def test_metrics_of_several_servers_are_told_apart() -> None:
+    one, two = Metrics("tiny"), Metrics("tiny")
+    one.refused()
+    told = {name: metrics.text(3, 0, 0.5).decode() for name, metrics in {"a": one, "b": two}.items()}
+    found = {family.name: family for family in text_string_to_metric_families(together(told).decode())}
+    for name, text in told.items():
+        for family in text_string_to_metric_families(text):
+            merged = found[family.name]
+            assert (merged.type, merged.documentation) == (family.type, family.documentation)
+            own = [s for s in merged.samples if s.labels["replica"] == name]
+            assert [(s.name, s.labels, s.value) for s in own] == [
+                (s.name, {**s.labels, "replica": name}, s.value) for s in family.samples
+            ]
+    assert together(told).decode().count("# TYPE draftwood:requests_refused_total counter") == 1

@@ -23,26 +23,33 @@ def count(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.parametrize("where", ["here", "ray"])
 def test_a_run_that_is_killed_goes_on_and_answers_every_line_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if where == "ray":
+        pytest.importorskip("ray")
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
     source, out, tiny = tmp_path / "prompts.jsonl", tmp_path / "out", write_tiny(tmp_path / "tiny")
     source.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(LINES)))
     flags = dict(target=tiny, drafter="ngram", dtype="float64", max_new_tokens=TOKENS, max_concurrency=2)
     command = [sys.executable, "-m", "draftwood", "batch", "--in", source, "--out", out, "--json"]
     command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+    command += ["--ray", "--replicas", "2"] if where == "ray" else []
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     def stopped_after(more: int, number: int) -> tuple[int, str]:
         before, process = count(out), start()
         while count(out) < before + more and process.poll() is None:
             time.sleep(0.01)
-        os.kill(process.pid, number)
+        os.killpg(process.pid, number)  # Ctrl-C, too, reaches all that a command has started
         _, err = process.communicate()
         assert before + more <= count(out) < LINES, "it was stopped under way"
         return process.returncode, err

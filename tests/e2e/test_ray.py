@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from draftwood.llm import LLM, load
 from draftwood.policies.bastion import Bastion
@@ -105,19 +107,22 @@ def until(true: Callable[[], bool], why: str) -> None:
     pytest.fail(why)
 
 
+def counted(cluster: Cluster, name: str) -> dict[str, float]:
+    """A figure of each replica."""
+    families = text_string_to_metric_families(httpx.get(f"{cluster.url}/metrics", timeout=60).text)
+    return {s.labels["replica"]: s.value for family in families for s in family.samples if s.name == name}
+
+
 def test_load_goes_over_both_replicas(cluster: Cluster) -> None:
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:
         questions = [turn(f"question {i}") for i in range(24)]
         answers = list(pool.map(lambda messages: ask(client, messages), questions))
     assert [text for text, _ in answers] == [cluster.alone(messages, 16) for messages in questions]
     assert len({replica for _, replica in answers}) == REPLICAS
+    assert counted(cluster, "vllm:time_to_first_token_seconds_count") == Counter(replica for _, replica in answers)
 
 
 def test_a_conversation_stays_where_its_beginning_is_known(cluster: Cluster) -> None:
-    def hits(headers: dict[str, str]) -> float:
-        lines = httpx.get(f"{cluster.url}/metrics", headers=headers).text.splitlines()
-        return float(next(line for line in lines if line.startswith("vllm:prefix_cache_hits_total")).split()[-1])
-
     with cluster.client() as client:
         for name in ("by its beginning", "by a header"):
             headers = {"x-session-id": "s1"} if name == "by a header" else {}
@@ -127,7 +132,8 @@ def test_a_conversation_stays_where_its_beginning_is_known(cluster: Cluster) -> 
                 homes.add(home)
                 messages = [*messages, {"role": "assistant", "content": said}, *turn(f"and {i}?")]
             assert len(homes) == 1, name
-        assert hits({"x-session-id": "s1"}) > 0, "and the replica knew the prefix"
+        hits = counted(cluster, "vllm:prefix_cache_hits_total")
+        assert len(hits) == REPLICAS and max(hits.values()) > 0, "and the replica knew the prefix"
         spread = {ask(client, turn("hi"), 2, extra_headers={"x-session-id": f"user {i}"})[1] for i in range(16)}
         assert len(spread) == REPLICAS
         same = {ask(client, turn(f"hi {i}"), 2, extra_body={"prompt_cache_key": "k"})[1] for i in range(4)}
@@ -155,10 +161,6 @@ def test_mistakes_come_through(cluster: Cluster) -> None:
 def test_a_client_that_leaves_frees_its_seat(cluster: Cluster) -> None:
     session = {"x-session-id": "leaves"}
 
-    def running() -> float:
-        lines = httpx.get(f"{cluster.url}/metrics", headers=session).text.splitlines()
-        return float(next(line for line in lines if line.startswith("vllm:num_requests_running")).split()[-1])
-
     with cluster.client() as client:
         stream = client.chat.completions.create(
             model="tiny", messages=turn("long"), max_tokens=900, stream=True, extra_headers=session,
@@ -166,7 +168,7 @@ def test_a_client_that_leaves_frees_its_seat(cluster: Cluster) -> None:
         )  # fmt: skip
         next(stream)
         stream.close()
-    until(lambda: running() == 0, "its seat is still taken")
+    until(lambda: not any(counted(cluster, "vllm:num_requests_running").values()), "its seat is still taken")
 
 
 def test_a_killed_replica_takes_nothing_with_it(cluster: Cluster) -> None:
