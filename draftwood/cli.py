@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from draftwood.bench import command as measuring
 from draftwood.config import config
 from draftwood.errors import BadInput, DraftwoodError, LostProcess
 from draftwood.flags import (
@@ -30,6 +31,7 @@ from draftwood.flags import (
 )
 from draftwood.many import command as many
 from draftwood.serve import command as serving
+from draftwood.terminal import load
 from draftwood.train import commands
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -52,11 +54,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     others before they say the same.
     """
     given = list(sys.argv[1:] if args is None else args)
-    if given[:2] in (
-        ["bench", "gpu"],
-        ["bench", "grid"],
-        ["bench", "serve"],
-    ):  # commands of their own: their flags are others
+    if len(given) > 1 and given[0] == "bench" and given[1] in measuring.PARTS:
         given[:2] = [f"bench-{given[1]}"]
     try:
         refuse_company(given)
@@ -102,12 +100,10 @@ def generate(
     # Refused here, a bad value does not cost a model's loading time.
     sampling = asdict(Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed))
     from draftwood.cli_show import Screen, follow, play
-    from draftwood.llm import load
 
-    hide_progress_bars()
     llm = load(
         target,
-        drafter or None,
+        drafter,
         policy,
         dtype=dtype,
         device=device,
@@ -146,213 +142,9 @@ def chat(
     sampling = Sampling(temperature=temperature, seed=seed)
     from draftwood.chat import Chat, converse, prompt_lines
     from draftwood.cli_show import Screen
-    from draftwood.llm import load
 
-    hide_progress_bars()
     llm = load(target, drafter, policy, dtype=dtype, device=device, target_path=target_path)
     converse(Chat(llm, Screen.of(False), sampling, max_new_tokens, policy, system), prompt_lines())
-
-
-@app.command()
-def bench(
-    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
-    prompts: Annotated[
-        list[str] | None, typer.Option(help="JSONL file or data set name, or several; none: our own.")
-    ] = None,
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated, as in generate --policy.")
-    ] = "dflash,ddtree:8,caddtree,bastion",
-    max_new_tokens: MaxNewTokens = 128,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts of every set.")] = None,
-    temperature: Temperature = 0.0,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    target_path: TargetPath = "auto",
-    width_invariant: WidthInvariant = False,
-    target: Target = None,
-    drafter: Drafter = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(help="Another drafter that every policy runs with, such as ngram+recycling; may be repeated."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")] = False,
-    seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
-) -> None:
-    """Measure policies against plain decoding and transformers.generate, interleaved prompt by prompt."""
-    from draftwood.bench.options import BenchOptions
-
-    options = BenchOptions(
-        prompts=[*(prompts or []), *(more or [])],
-        policies=names(policies),
-        max_new_tokens=max_new_tokens,
-        limit=limit,
-        temperature=temperature,
-        dtype=dtype,
-        device=device,
-        target_path=target_path,
-        width_invariant=width_invariant,
-        target=target,
-        drafter=drafter or None,
-        against=against or [],
-        out=out,
-        seed=seed,
-        json=as_json,
-        trace=trace,
-    )
-    from draftwood.bench.run import run_bench
-
-    hide_progress_bars()
-    run_bench(options)
-
-
-@app.command("bench-gpu")
-def bench_gpu(
-    models: Annotated[str, typer.Option(help="Shapes, comma-separated, such as Qwen3-8B; none: all.")] = "",
-    widths: Annotated[str, typer.Option(help="Tokens of a verification, comma-separated.")] = "",
-    contexts: Annotated[str, typer.Option(help="Context lengths, comma-separated.")] = "",
-    rates: Annotated[
-        str, typer.Option(help="Synthetic acceptance, comma-separated: gsm8k, tau9.56, or a file of bench --trace.")
-    ] = "gsm8k,tau9.56",
-    new_tokens: Annotated[int, typer.Option(help="Tokens of a whole answer.")] = 256,
-    quick: Annotated[bool, typer.Option("--quick", help="Two models, one context, few repeats.")] = False,
-    with_smollm2: Annotated[
-        bool, typer.Option("--with-smollm2", help="Also SmolLM2-135M with its real weights and drafter.")
-    ] = False,
-    budget: Annotated[
-        float | None, typer.Option(help="Seconds; what is left then is done by the same command later. Needs --out.")
-    ] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    width_invariant: WidthInvariant = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for groups.jsonl, summary.json and gpu.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
-) -> None:
-    """Or "bench gpu": what a round takes of a device, part by part beside its roofline; no weights, no network."""
-    numbers = [parse_numbers(name, text) for name, text in (("widths", widths), ("contexts", contexts))]
-    from draftwood.bench.gpu.options import GpuOptions
-
-    options = GpuOptions(
-        models=names(models),
-        widths=numbers[0],
-        contexts=numbers[1],
-        rates=names(rates),
-        new_tokens=new_tokens,
-        quick=quick,
-        with_smollm2=with_smollm2,
-        budget_s=budget,
-        device=device,
-        dtype=dtype,
-        width_invariant=width_invariant,
-        out=out,
-        json=as_json,
-    )
-    from draftwood.bench.gpu.run import run_gpu_bench
-
-    hide_progress_bars()
-    run_gpu_bench(options)
-
-
-@app.command("bench-serve")
-def bench_serve(
-    concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,2,4,8,16,32",
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated; plain decoding is always among them.")
-    ] = "bastion,ddtree:8",
-    prompts: Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; none: our own.")] = None,
-    turns: Annotated[int, typer.Option(help="Answers of each user.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Passes of each method.")] = 3,
-    max_new_tokens: MaxNewTokens = 64,
-    temperature: Temperature = 0.0,
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    target_path: TargetPath = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for summary.json.")] = None,
-    seed: Seed = 0,
-) -> None:
-    """Or "bench serve": many users at once, in all and for each of them, against plain batched decoding."""
-    loads = parse_numbers("concurrency", concurrency)
-    from rich.console import Console
-
-    from draftwood.bench.crowd import CrowdOptions, run_crowd
-    from draftwood.llm import load
-
-    options = CrowdOptions(
-        loads, names(policies), prompts or [], turns, max_new_tokens, repeats, temperature, seed, out
-    )
-    hide_progress_bars()
-    llm = load(target, drafter or None, dtype=dtype, device=device, target_path=target_path)
-    run_crowd(llm, options, Console(stderr=True))
-
-
-@app.command("bench-grid")
-def bench_grid(
-    out: Annotated[Path, typer.Option(help="Folder; cells that it holds are not measured again.")],
-    prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
-    limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 4,
-    max_new_tokens: MaxNewTokens = 64,
-    cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,
-    target: Target = None,
-    drafter: Drafter = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    target_path: TargetPath = "auto",
-    seed: Seed = 0,
-) -> None:
-    """Or "bench grid": is bastion never slower than plain decoding and fixed budgets? Good and bad drafters."""
-    from functools import partial
-
-    from rich.console import Console
-
-    from draftwood.bench.grid import GridOptions, run_grid
-    from draftwood.llm import load
-
-    hide_progress_bars()
-    options = GridOptions(out, [*(prompts or []), *(more or [])], limit, max_new_tokens, cells, full, seed)
-    model = partial(load, target, drafter, dtype=dtype, device=device, target_path=target_path)
-    run_grid(options, model, Console(stderr=True))
-
-
-@app.command()
-def simulate(
-    trace: Annotated[Path, typer.Option(help="File that bench --trace wrote.")],
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated, as in generate --policy.")
-    ] = "dflash,ddtree:4,ddtree:8,ddtree:16,ddtree:32,ddtree:64,bastion",
-    hardware: Annotated[
-        str, typer.Option(help="this, a100, h100, h200, rtx4090, rtxpro6000 or a JSON file; or several.")
-    ] = "this",
-    target_config: Annotated[
-        str | None, typer.Option(help="qwen3-4b, qwen3-8b, llama-3.1-8b or a config.json; none: as recorded.")
-    ] = None,
-    users: Annotated[str, typer.Option(help="Also many users at once, each number for itself: 1,8,32.")] = "",
-    context: Annotated[int, typer.Option(min=0, help="Tokens of context of each user besides what was recorded.")] = 0,
-    price: Annotated[float | None, typer.Option(help="Of the machine for an hour: what a million tokens cost.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for simulation.json and pareto.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the figures, no tables.")] = False,
-) -> None:
-    """Replay recorded drafts under other policies, on this machine or a modelled one."""
-    numbers = parse_numbers("users", users)
-    if min(numbers, default=1) < 1 or (price is not None and price <= 0):
-        raise BadInput("--users and --price must be positive.")
-    from draftwood.bench.capacity import Crowd
-    from draftwood.bench.simulation import run_simulation
-
-    crowd = Crowd(numbers, context, price)
-    run_simulation(trace, names(policies), names(hardware), target_config, out, as_json, crowd)
-
-
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="What bench --trace --out wrote.")]) -> None:
-    """Draw the figures of a benchmark: PNGs, and one page that holds them all."""
-    from draftwood.bench.page import run_report
-
-    print(run_report(folder))
 
 
 @app.command()
@@ -369,11 +161,9 @@ def calibrate(
     """Measure what verifying costs here, beforehand: the offline profile that caddtree decides with."""
     lengths = parse_contexts(contexts)
     from draftwood.cli_show import counting
-    from draftwood.llm import load
     from draftwood.offline import calibrate_engine, offline_file
 
-    hide_progress_bars()
-    engine = load(target, drafter or None, dtype=dtype, device=device, target_path=target_path).engine
+    engine = load(target, drafter, dtype=dtype, device=device, target_path=target_path).engine
     with counting("measuring") as progress:
         profile = calibrate_engine(engine, max_width, lengths, progress)
     path = out or offline_file(engine.target, engine.drafter, engine.latency.machine)
@@ -408,12 +198,11 @@ def demo(
 ) -> None:
     """Watch plain decoding and draftwood answer side by side, then compare every policy in a table."""
     from draftwood.demo import run_demo
-    from draftwood.llm import load
 
-    hide_progress_bars()
-    run_demo(load(target, drafter or None, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
+    run_demo(load(target, drafter, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
 
 
+measuring.add_to(app)
 serving.add_to(app)
 many.add_to(app)
 commands.add_to(app)
@@ -442,11 +231,6 @@ def read_prompt(prompt: str | None) -> str:
     return text
 
 
-def names(text: str) -> list[str]:
-    """`"a, b"` -> `["a", "b"]`."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def parse_contexts(text: str) -> list[int]:
     """`"1024,0"` -> `[0, 1024]`."""
     try:
@@ -456,25 +240,3 @@ def parse_contexts(text: str) -> list[int]:
     if lengths[0] < 0:
         raise BadInput(f"--contexts is {text!r}; expected whole numbers from 0 up, such as 0,1024.")
     return lengths
-
-
-def parse_numbers(flag: str, text: str) -> list[int]:
-    """`"1,16"` -> `[1, 16]`."""
-    try:
-        return [int(part) for part in names(text)]
-    except ValueError:
-        raise BadInput(f"--{flag} is {text!r}; expected whole numbers, such as 1,16.") from None
-
-
-def hide_progress_bars() -> None:
-    """Keep transformers' bars out of logs and pipes; in a terminal they tell why it takes long.
-
-    Of several processes only the first shows them, and none lists the layers that are not divided.
-    """
-    from transformers.utils import logging
-
-    here = config()
-    if not sys.stderr.isatty() or here.rank > 0:
-        logging.disable_progress_bar()
-    if here.processes > 1:
-        logging.set_verbosity_error()

@@ -143,7 +143,7 @@ class Door:
             told = await asked.results_async(timeout_s=METRICS_S, return_exceptions=True)
         except (RayError, DeploymentUnavailableError, TimeoutError):
             return DIED.response()
-        texts = dict(each for each in told if isinstance(each, tuple))
+        texts: dict[str, str] = dict(each for each in told if isinstance(each, tuple))
         return Response(together(texts), media_type=CONTENT_TYPE_LATEST) if texts else None
 
 

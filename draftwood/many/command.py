@@ -84,7 +84,7 @@ def batch(
         ray,
         replicas,
     )
-    from draftwood.cli import hide_progress_bars
+    from draftwood.terminal import hide_progress_bars
 
     try:
         from draftwood.many.run import run_batch, to_json

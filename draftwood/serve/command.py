@@ -21,6 +21,7 @@ from draftwood.flags import (
     TrustRemoteCode,
 )
 from draftwood.serve.options import Options
+from draftwood.terminal import load
 
 
 def add_to(app: typer.Typer) -> None:
@@ -73,12 +74,10 @@ def serve(
         from draftwood.serve.run import serve as run_server
     except ImportError as missing:
         raise MissingExtra(f"Serving needs the package {missing.name}; pip install 'draftwood[serve]'.") from None
-    from draftwood.llm import load
-
     listening = bind(options)
     llm = load(
         target,
-        drafter or None,
+        drafter,
         policy,
         dtype=dtype,
         device=device,

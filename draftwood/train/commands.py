@@ -38,7 +38,7 @@ def distill(
 ) -> None:
     """Let the target answer prompts: the training data of its drafter. Ctrl-C saves; the same command goes on."""
     heats = parse_temperatures(temperature)
-    from draftwood.cli import hide_progress_bars
+    from draftwood.terminal import hide_progress_bars
     from draftwood.train.distill import DistillOptions, run_distill
 
     hide_progress_bars()
@@ -87,7 +87,7 @@ def train(
 ) -> None:
     """Train a DFlash drafter on what distill wrote. Ctrl-C saves; the same command goes on, exactly."""
     given = dict(locals())
-    from draftwood.cli import hide_progress_bars
+    from draftwood.terminal import hide_progress_bars
     from draftwood.train.recipe import Recipe
     from draftwood.train.run import TrainOptions, run_training
 
@@ -115,7 +115,7 @@ def eval_drafter(
 ) -> None:
     """Measure a drafter: tau by policy, acceptance by position, and whether its confidence can be believed."""
     specs = tuple(spec.strip() for spec in policies.split(",") if spec.strip())
-    from draftwood.cli import hide_progress_bars
+    from draftwood.terminal import hide_progress_bars
     from draftwood.train.evaluate import EvalOptions, run_evaluation
 
     hide_progress_bars()

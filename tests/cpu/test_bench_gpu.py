@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from draftwood import cli, memory, registry
+from draftwood.bench import command
 from draftwood.bench.gpu import run
 from draftwood.bench.gpu.answers import PLAIN, POLICIES, Writer
 from draftwood.bench.gpu.options import GpuOptions
@@ -272,9 +273,9 @@ def test_flags_that_cannot_be_used(changes: dict[str, Any], message: str) -> Non
 
 
 def test_numbers_on_the_command_line() -> None:
-    assert cli.parse_numbers("widths", "4, 1") == [4, 1]
+    assert command.parse_numbers("widths", "4, 1") == [4, 1]
     with pytest.raises(BadInput, match="--widths is '1,x'"):
-        cli.parse_numbers("widths", "1,x")
+        command.parse_numbers("widths", "1,x")
 
 
 def test_tables_of_nothing() -> None:

@@ -280,3 +280,5 @@ def test_the_citation_names_the_papers_of_the_readme() -> None:
     papers = {paper["url"].rpartition("/")[2] for paper in citation["references"]}
     assert papers == set(re.findall(r"arXiv:(\d+\.\d+)", section("Papers")))
     assert all(paper["authors"] and paper["title"] for paper in citation["references"])
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "draftwood").rglob("*.py"))
+    assert papers == set(re.findall(r"\b2\d{3}\.\d{5}\b", code)), "and those whose methods the code names"
