@@ -28,7 +28,7 @@ DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
 NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is learned
 DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
-STEP = 0.02  # of the gradient
+STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one would cut what tables say of the unlikely
 EVIDENCE = 4.0  # choices that a share's first guess counts for
 MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
@@ -287,4 +287,4 @@ def known(seen: int) -> int:
 
 
 def _move(exponents: list[float], i: int, gradient: float, lowest: float) -> None:
-    exponents[i] = min(max(exponents[i] + STEP * min(max(gradient, -2.0), 2.0), lowest), HIGHEST)
+    exponents[i] = min(max(exponents[i] + STEP * min(max(gradient, -STEEP), STEEP), lowest), HIGHEST)

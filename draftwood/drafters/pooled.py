@@ -21,7 +21,7 @@ from draftwood.latency import Work
 from draftwood.pool import Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
-from draftwood.tree import Draft, Lattice, Tree
+from draftwood.tree import Draft, Floats, Ints, Lattice, Tree
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
 
@@ -90,6 +90,7 @@ class Pooled(Learner, Carded):
         self.tap_layers = tuple(dict.fromkeys(layer for part in self._drafters for layer in part.tap_layers))
         self.max_depth = max(part.max_depth for part in parts)
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
+        self._said: list[tuple[Sequence[int], Ints, Floats]] = []  # by the target, and not in the table yet
         self.weights = Weights()
 
     @staticmethod
@@ -134,6 +135,9 @@ class Pooled(Learner, Carded):
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One proposal per request: the first lattice alone, or a conditional draft of everything."""
+        for request in requests:
+            self._hear(request)
+        self._take_over()
         proposals: dict[int, list[Draft]] = {}
         for i, part in enumerate(self.parts):
             if not isinstance(part, (Voice, Recycling)):
@@ -147,8 +151,7 @@ class Pooled(Learner, Carded):
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
         if self._recycling is not None:
             followers, logp = candidates(logits, LEARNED)
-            table = self._recycling.table
-            table.learn(tokens, followers.cpu().numpy(), logp.exp().cpu().numpy())
+            self._said.append((tokens, followers.cpu().numpy(), logp.exp().cpu().numpy()))
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
@@ -157,11 +160,22 @@ class Pooled(Learner, Carded):
             sum(work.flops for work in works), sum(work.bytes for work in works), sum(work.launches for work in works)
         )
 
-    def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
+    def _hear(self, request: Request) -> None:
+        """What the target made of the request's last draft."""
         state: PooledState = request.state
         if state.pool is not None:
             state.pool.learn([*state.heard[1:], request.root])
         state.heard = []
+
+    def _take_over(self) -> None:
+        """Let the table have what the target said: not before drafts were judged, or it would know what came of them."""
+        if self._recycling is not None:
+            for said in self._said:
+                self._recycling.table.learn(*said)
+        self._said.clear()
+
+    def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
+        state: PooledState = request.state
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Lattice)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Lattice)
