@@ -168,7 +168,7 @@ class Pooled(Learner, Carded):
         state.heard = []
 
     def _take_over(self) -> None:
-        """Let the table have what the target said: not before drafts were judged, or it would know what came of them."""
+        """Give the table what the target said: after drafts were judged, or it would know what came of them."""
         if self._recycling is not None:
             for said in self._said:
                 self._recycling.table.learn(*said)
