@@ -44,7 +44,7 @@ def _start() -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if attempt == 2 or "timed out" not in str(error):
+            if attempt == 2 or "timed out" not in str(error).lower():
                 raise
 
 
