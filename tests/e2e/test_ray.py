@@ -257,3 +257,32 @@ def test_an_update_drops_no_request_and_a_dead_engine_is_replaced(cluster: Clust
         until(lambda: len(new & set(processes(":Replica"))) < REPLICAS, "nobody saw that the engine is dead")
     with cluster.client(max_retries=5) as client:
         assert ask(client, turn("die"), 30)[0] == cluster.alone(turn("die"), 30)
+
+
+def test_replicas_follow_the_queue(cluster: Cluster) -> None:
+    """By what a user calls: `build_app`, with the server's own settings."""
+    from ray import serve
+
+    from draftwood.serve_ray import build_app
+
+    app = build_app(
+        cluster.tiny, "ngram", "autoregressive", num_replicas=1, max_replicas=2, num_cpus=0.4, dtype="float64",
+        device="cpu", name="tiny", max_concurrency=1,
+    )  # fmt: skip
+    serve.delete("draftwood")  # an update would keep as many as there are for ten minutes
+    serve.run(app, name="draftwood")
+    assert len(processes(":Replica")) == 1
+    with cluster.client(max_retries=5) as client, ThreadPoolExecutor(6) as pool:
+        over = threading.Event()
+
+        def keep_asking(i: int) -> None:
+            while not over.is_set():
+                ask(client, turn(f"queue {i}"), 200, extra_body={"ignore_eos": True})
+
+        asking = [pool.submit(keep_asking, i) for i in range(6)]
+        try:
+            until(lambda: len(processes(":Replica")) == 2, "the queue is long, but there is one replica")
+        finally:
+            over.set()
+        for future in asking:
+            future.result(timeout=240)
