@@ -100,7 +100,7 @@ class Watcher:
 def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
     """Train from the trainee's step to the end, or until `watcher.stop`. Whether it came to the end.
 
-    Raises BadInput if the loss stops being a number; the state before that step is saved then.
+    Raises BadInput if the loss stops being a number. On the way weights are saved once they have given a loss that is.
     """
     watcher.begin(trainee.step)
     saved_at = time.monotonic()
@@ -109,24 +109,36 @@ def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
             _save(course, trainee)
             return False
         try:
-            watcher.step(train_step(course, trainee))
+            gradients = add_gradients(course, trainee)
         except ArithmeticError as error:
-            _save(course, trainee)
-            raise BadInput(
-                f"Training stopped at step {trainee.step}: {error}. The weights before that step are in "
-                f"{state_path(course.out)}; run the command again with a lower --lr to go on from there."
-            ) from None
-        done = trainee.step == course.steps
-        if done or trainee.step % course.recipe.eval_every == 0:
-            _evaluate(course, trainee, watcher)
-        if course.fleet.any(done or time.monotonic() - saved_at > 60 * course.recipe.save_minutes):
+            raise BadInput(_diverged(course, trainee.step, error)) from None
+        if course.fleet.any(time.monotonic() - saved_at > 60 * course.recipe.save_minutes):
             _save(course, trainee)
             saved_at = time.monotonic()
+        watcher.step(descend(course, trainee, gradients))
+        if trainee.step == course.steps or trainee.step % course.recipe.eval_every == 0:
+            _evaluate(course, trainee, watcher)
+    _save(course, trainee)
     return True
 
 
 def train_step(course: Course, trainee: Trainee) -> Progress:
     """One optimizer step over all parts. ArithmeticError, and nothing changed, if it is not finite."""
+    return descend(course, trainee, add_gradients(course, trainee))
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What is known of a step before it is taken; the gradients themselves lie in the drafter."""
+
+    loss: float
+    norm: float  # before clipping
+    outcome: Outcome
+    seconds: float
+
+
+def add_gradients(course: Course, trainee: Trainee) -> Gradients:
+    """Forward and backward of a step's parts, and clipping. ArithmeticError if loss or gradient is not finite."""
     began = time.perf_counter()
     parts = list(plan_step(course, trainee.step))
     device = course.target.device
@@ -141,14 +153,21 @@ def train_step(course: Course, trainee: Trainee) -> Progress:
     loss = float(outcome.loss / weight)
     if not math.isfinite(loss) or not math.isfinite(norm):
         raise ArithmeticError(f"the loss is {loss} and its gradient's norm {norm}")
+    return Gradients(loss, norm, outcome, time.perf_counter() - began)
+
+
+def descend(course: Course, trainee: Trainee, gradients: Gradients) -> Progress:
+    """Take the step whose gradients lie in the drafter."""
+    began = time.perf_counter()
     rate = course.recipe.rate(trainee.step, course.steps)
     for group in trainee.optimizer.param_groups:
         group["lr"] = rate
     trainee.optimizer.step()
     trainee.step += 1
+    outcome = gradients.outcome
     accuracy = (outcome.right / outcome.total.clamp_min(1)).tolist()
-    predicted = int(outcome.total.sum())
-    return Progress(trainee.step, loss, accuracy, rate, norm, time.perf_counter() - began, predicted)
+    predicted, seconds = int(outcome.total.sum()), gradients.seconds + time.perf_counter() - began
+    return Progress(trainee.step, gradients.loss, accuracy, rate, gradients.norm, seconds, predicted)
 
 
 def plan_step(course: Course, step: int) -> Iterator[Part]:
@@ -195,6 +214,12 @@ def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:
 def _nothing(course: Course) -> Outcome:
     device, positions = course.target.device, course.recipe.block_size - 1
     return Outcome(torch.zeros((), device=device), *(torch.zeros(positions, device=device) for _ in range(2)))
+
+
+def _diverged(course: Course, step: int, error: ArithmeticError) -> str:
+    path = state_path(course.out)
+    saved = f"The last good state is in {path}" if path.exists() else "Nothing had been saved yet"
+    return f"Training stopped behind step {step}: {error}. {saved}; run the command again with a lower --lr."
 
 
 def _save(course: Course, trainee: Trainee) -> None:

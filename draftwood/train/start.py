@@ -91,11 +91,15 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
     values = read_json(folder / "config.json")
     found = parse_config(values, name)
     check_fits(found, name, target)
-    differ = [field for field in DFlashConfig.__dataclass_fields__ if differs(field, found, parse_config(config, name))]
+    wanted = parse_config(config, name)
+    if found.num_layers != wanted.num_layers:
+        raise BadModel(f"--init {name} has {found.num_layers} layers; give --layers {found.num_layers}.")
+    differ = [field for field in DFlashConfig.__dataclass_fields__ if differs(field, found, wanted)]
     if differ:
+        theirs, ours = (json.dumps(getattr(shape, differ[0]), default=str) for shape in (found, wanted))
         raise BadModel(
-            f"--init {name} has another {differ[0]} than the drafter to be trained "
-            f"({json.dumps(getattr(found, differ[0]), default=str)}); give the flags of that checkpoint."
+            f"--init {name} has another {differ[0].replace('_', ' ')} than the drafter to be trained ({theirs} instead "
+            f"of {ours}); give the flags of that checkpoint, or begin from target or random."
         )
     model = TrainableDFlash(found)
     tensors = {k: v.float() for k, v in read_tensors(folder).items() if not k.endswith("inv_freq")}

@@ -426,20 +426,24 @@ def test_asking_to_stop_saves(single: Target, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_keeps_the_last_good_state(single: Target, tmp_path: Path) -> None:
-    course = make_course(single, tmp_path)
+    """The weights that led nowhere are not saved: from those before them a lower rate may lead on."""
+    course = make_course(single, tmp_path, replace(RECIPE, save_minutes=0.0))
     trainee = make_trainee(course)
-    good: list[Tensor] = []
+    good: dict[int, list[Tensor]] = {}
 
     def poison(progress: Progress) -> None:
+        good[progress.step] = [p.detach().clone() for p in trainee.model.parameters()]
         if progress.step == 3:
-            good.extend(p.detach().clone() for p in trainee.model.parameters())
             single_nan(course)
 
-    with pytest.raises(BadInput, match=r"step 3.*nan.*--lr"):
+    with pytest.raises(BadInput, match=r"step 3.*nan.*state.safetensors.*--lr"):
         train(course, trainee, Watcher(step=poison))
     again = make_trainee(course)
-    assert load_state(tmp_path, again, replace(RECIPE, lr=1e-4), course.origin) and again.step == 3
-    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), good, strict=True))
+    recipe = replace(course.recipe, lr=1e-4)
+    assert load_state(tmp_path, again, recipe, course.origin) and again.step == 2
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), good[2], strict=True))
+    with pytest.raises(BadInput, match="Nothing had been saved"):
+        train(replace(course, out=tmp_path / "new"), make_trainee(course), Watcher())
 
 
 def single_nan(course: Course) -> None:
@@ -513,6 +517,8 @@ def test_a_run_may_start_from_a_checkpoint_of_the_same_shape(single: Target, tmp
     assert all(torch.equal(a, b.float()) for a, b in zip(again.parameters(), model.parameters(), strict=True))
     with pytest.raises(BadModel, match="another"):
         start({**course.config, "intermediate_size": 24}, str(tmp_path), single, 0)
+    with pytest.raises(BadModel, match="has 2 layers; give --layers 2"):
+        start({**course.config, "num_hidden_layers": 1, "layer_types": ["full_attention"]}, str(tmp_path), single, 0)
 
 
 def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(single: Target, tmp_path: Path) -> None:
