@@ -168,14 +168,17 @@ def export_eagle3(out: Path, model: TrainableEagle3, config: Mapping[str, Any], 
         tensors["d2t"] = tokens - torch.arange(len(tokens))
         tensors["t2d"] = torch.isin(torch.arange(config["vocab_size"]), tokens)
     write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
-    layers = config["dflash_config"]["target_layer_ids"]
+    trained = config["dflash_config"]
     published = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
         "draft_vocab_size": len(head.weight),
         "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": trained["target_layer_ids"],
+            "thinking": trained["thinking"],
+        },
         **{name: config[name] for name in COPIED},
     }
     write_text(out / "config.json", json.dumps(published, indent=2) + "\n")

@@ -17,7 +17,7 @@ from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
 from draftwood.bench.stats import jsonable
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json
 from draftwood.engine import Engine, Step
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, BadModel
 from draftwood.llm import LLM, load
 from draftwood.sampling import Sampling
 from draftwood.train.files import make_folder, write_text
@@ -178,23 +178,41 @@ def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
 
 def warnings(options: EvalOptions) -> list[str]:
     """Where the drafter was trained for something else than it is measured on."""
-    if options.drafter in registry.drafter_names():
-        return []
-    values = read_json(checkpoint_folder(options.drafter.removeprefix("dflash:")) / "config.json")
-    nested = values.get("dflash_config")
-    trained = nested if isinstance(nested, dict) else {}
+    recorded = [training_of(name) for name in checkpoints(options.drafter)]
     found = []
-    if trained.get("thinking", options.thinking) != options.thinking:
+    modes = {
+        trained["thinking"] for trained in recorded if trained.get("thinking", options.thinking) != options.thinking
+    }
+    for mode in sorted(modes):
         found.append(
-            f"Warning: the drafter was trained with thinking {trained['thinking']} and is measured with thinking "
-            f"{options.thinking}; expect less than it can do."
+            f"Warning: the drafter was trained with thinking {mode} and is measured with thinking {options.thinking}; "
+            "expect less than it can do."
         )
-    if trained.get("objective", "dflash") != "dflash":
+    if recorded and (objective := recorded[0].get("objective", "dflash")) != "dflash":
         found.append(
-            f"Warning: this is a {trained['objective']} drafter, made to continue a given prefix; as a first drafter "
-            "it does less than it can."
+            f"Warning: this is a {objective} drafter, made to continue a given prefix; as a first drafter it does less "
+            "than it can."
         )
     return found
+
+
+def checkpoints(spec: str) -> list[str]:
+    """Names of folders and Hub repositories in a drafter's spec, as in `d2sd:FIRST,SECOND,again=1`."""
+    kinds, names = registry.drafter_names(), []
+    for each in registry.drafter_specs(spec):
+        kind, _, argument = each.partition(":")
+        names += (argument if kind in kinds else each).split(",")
+    return [name.strip() for name in names if name.strip() and "=" not in name]
+
+
+def training_of(name: str) -> dict[str, Any]:
+    """What a checkpoint's config.json says about its training; empty if it says nothing, or is no checkpoint."""
+    try:
+        values = read_json(checkpoint_folder(name) / "config.json")
+    except BadModel:
+        return {}
+    nested = values.get("dflash_config", values.get("eagle_config"))
+    return nested if isinstance(nested, dict) else {}
 
 
 def show(report: dict[str, Any], tallies: Mapping[str, Mapping[str, Tally]], options: EvalOptions) -> None:

@@ -21,7 +21,7 @@ from draftwood.target import Target
 from draftwood.train import distill as distill_module
 from draftwood.train import writing
 from draftwood.train.distill import DistillOptions, Shards, run_distill
-from draftwood.train.evaluate import Tally
+from draftwood.train.evaluate import EvalOptions, Tally, warnings
 from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
@@ -253,6 +253,34 @@ def test_acceptance_and_calibration_by_definition() -> None:
     (low, high) = tally.calibration()
     assert (low["nodes"], low["observed"]) == (2, 0.5) and low["predicted"] == pytest.approx(0.12)
     assert (high["nodes"], high["observed"]) == (2, 1.0) and high["predicted"] == pytest.approx(0.97)
+
+
+@pytest.mark.parametrize(
+    ("spec", "thinking", "says"),
+    [
+        ("FIRST", "default", []),
+        ("dflash:FIRST", "on", ["thinking default"]),
+        ("SECOND", "off", ["variable-prefix drafter"]),
+        ("d2sd:FIRST,SECOND,again=1", "default", ["thinking off"]),
+        ("ngram:max_depth=4+FIRST", "on", ["thinking default"]),
+        ("eagle3:EAGLE", "default", ["thinking on"]),
+        ("ngram", "on", []),
+        ("other:unknown", "on", []),
+    ],
+)
+def test_a_drafter_that_was_trained_for_something_else(
+    spec: str, thinking: str, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, config in (
+        ("FIRST", {"dflash_config": {"thinking": "default", "objective": "dflash"}}),
+        ("SECOND", {"dflash_config": {"thinking": "off", "objective": "variable-prefix"}}),
+        ("EAGLE", {"eagle_config": {"thinking": "on"}}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    found = warnings(EvalOptions(spec, thinking=thinking))
+    assert len(found) == len(says) and all(part in line for part, line in zip(says, found, strict=True))
 
 
 # --- the commands ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -45,6 +46,7 @@ from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, start
 from draftwood.train.state import Trainee, export, load_state, save_state, state_path
+from draftwood.train.stopping import stop_flag
 from tests.reference import VOCAB, plain_logits, tiny_target
 
 MASK = 96
@@ -751,3 +753,19 @@ def test_the_trimmed_head_holds_what_the_target_writes() -> None:
     assert data.frequent_tokens(texts, 1000, "all") is None
     few = [Text(np.array([0, 1, 2]), 1, 0.0, "x", 0)]
     assert data.frequent_tokens(few, 3, "auto") is None  # nothing worth saving
+
+
+# --- stopping -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_signal_asks_an_echo_is_none_and_a_later_one_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.1, 15.0])
+    monkeypatch.setattr("draftwood.train.stopping.time.monotonic", lambda: next(now))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stop_flag() as stop:
+        assert not stop()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
