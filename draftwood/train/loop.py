@@ -102,7 +102,7 @@ def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
 
     Raises BadInput if the loss stops being a number. On the way weights are saved once they have given a loss that is.
     """
-    watcher.begin(trainee.step)
+    watcher.begin(began_at := trainee.step)
     saved_at = time.monotonic()
     while trainee.step < course.steps:
         if course.fleet.any(watcher.stop()):
@@ -118,7 +118,8 @@ def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
         watcher.step(descend(course, trainee, gradients))
         if trainee.step == course.steps or trainee.step % course.recipe.eval_every == 0:
             _evaluate(course, trainee, watcher)
-    _save(course, trainee)
+    if trainee.step > began_at:
+        _save(course, trainee)
     return True
 
 

@@ -58,7 +58,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
     trainee = Trainee.of(model, recipe)
-    load_state(options.out, trainee, recipe, course.origin)
+    ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
     bars, unwritable = bar(course.steps, "training", fleet.leads), told_if_unwritable("--out", options.out)
@@ -66,7 +66,9 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
         show = Show(options.out, update, stop)
         finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
     if fleet.leads:
-        write_text(options.out / "README.md", card(course, trainee.step))
+        page = options.out / "README.md"
+        if not (ended and page.exists()):  # of a run that had ended before: it may have been edited since
+            write_text(page, card(course, trainee.step))
         notes.print(save_curves(options.out), soft_wrap=True)
         notes.print(closing(f"{course.form.prefix}{options.out}", trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:

@@ -299,7 +299,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def test_from_prompts_to_a_drafter(run: Callable, folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_from_prompts_to_a_drafter(
+    run: Callable, folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts, out = tmp_path / "texts", tmp_path / "drafter"
     code, _, err = run(
         "distill", "--target", folder, "--prompts", prompts, "--tokens", 300, "--temperature", "0,0.9",
@@ -315,6 +317,12 @@ def test_from_prompts_to_a_drafter(run: Callable, folder: Path, prompts: Path, t
     assert config["thinking"] == "off" and 257 <= config["mask_token_id"] < 270  # behind the tokenizer's own
     code, _, err = run("train", *flags, "--steps", 11)
     assert code == 2 and "--steps" in err and err.count("\n") == 1
+    card, told = out / "README.md", []
+    card.write_text("Prompts: mine.")
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda api, name, exist_ok: told.append(name))
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda api, **what: told.append(card.read_text()))
+    code, _, err = run("train", *flags, "--steps", 10, "--push-to-hub", "me/mine")
+    assert code == 0 and "huggingface.co/me/mine" in err and told == ["me/mine", "Prompts: mine."]
     code, text, _ = run("generate", "Say one.", "--target", folder, "--drafter", out, "--max-new-tokens", 12)
     assert code == 0
     assert text == run("generate", "Say one.", "--target", folder, "--drafter", "none", "--max-new-tokens", 12)[1]
