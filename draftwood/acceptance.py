@@ -21,12 +21,13 @@ Array = NDArray[np.float64]
 
 NEUTRAL = np.array([0.0, 1.0, 0.0])  # a, b, c that believe the drafter
 LOWEST, HIGHEST = np.array([-6.0, 0.25, -2.0]), np.array([3.0, 4.0, 0.0])
-PRIOR = np.diag([4.0, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
+PRIOR = np.diag([0.5, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
 SURE = 1 - 1e-5  # no mass counts as more: its logit would drown all others
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
+JUDGED = 4.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -37,6 +38,7 @@ class AcceptanceModel:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._information = PRIOR.copy()
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
+        self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
         self._faintest: deque[float] = deque(maxlen=KEPT)  # mass of the last node that each of them verified
@@ -81,7 +83,7 @@ class AcceptanceModel:
             self._learn(features, accepted)
             self._faintest.append(float(round.mass[-1]))
         if typical:
-            self._remember(features)
+            self._remember(features, 1 + round.accepted)
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""
@@ -90,11 +92,14 @@ class AcceptanceModel:
         return self._prospect
 
     def _judged(self) -> Prospect:
-        # Recent trees are judged by what is known now: the first ones were expected to do as the drafter says.
-        shares = np.array(self._shares) / sum(self._shares)
+        # What came out alone is mostly luck where it is little. What is known now of recent trees is steadier, but slow
+        # to believe that a drafter is no good at all.
+        shares, weight = np.array(self._shares) / sum(self._shares), sum(self._shares)
         sizes = np.array([len(features) for features in self._recent])
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
-        return Prospect(float(expected), float(shares @ sizes))
+        emitted = shares @ np.array(self._emitted)
+        tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
+        return Prospect(float(tokens), float(shares @ sizes))
 
     def outlook(self, costs: Costs) -> Outlook:
         """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
@@ -110,10 +115,11 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._information = PRIOR + HERITAGE * (self._information - PRIOR)
-        model._recent, model._shares, model._idle = self._recent.copy(), self._shares.copy(), self._idle
+        model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
+        model._shares, model._idle = self._shares.copy(), self._idle
         return model
 
-    def _remember(self, features: Array) -> None:
+    def _remember(self, features: Array, emitted: int) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         before = sum(self._shares)
@@ -121,6 +127,7 @@ class AcceptanceModel:
         self._shares = deque((share * fade for share in self._shares), KEPT)
         self._shares.append(1.0)
         self._recent.append(features)
+        self._emitted.append(emitted)
         self._depths.append(int(features[:, 2].max(initial=-1)) + 1)
         self._idle = 0
 

@@ -56,6 +56,15 @@ class _Begun:
     drafts: list[Lattice | Tree | None]  # for each part what its tree was grown from
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Timed:
+    """A round for the latency model. It is learned from when it is over, so in the next one's `observe`."""
+
+    round: Round
+    requests: int
+    drafted: int  # requests
+
+
 class Batch:
     """Requests that share the rounds of an engine."""
 
@@ -75,6 +84,7 @@ class Batch:
         self._rounds, self._has_drafter = rounds, drafts
         self._latency_of, self._offline, self._keep, self._decide = latency_of, offline, keep, decide
         self._begun: _Begun | None = None
+        self._timed: _Timed | None = None
         self._idle = 0  # rounds since all requests were drafted for
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
@@ -220,14 +230,15 @@ class Batch:
 
     def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
         """A record for each part that is a tree; the models learn from them."""
+        self._learn_seconds()
         parts, seconds = begun.parts, begun.clock.seconds
         writing = [part.request for part in parts if not part.known]
         if not writing:
             return [None] * len(parts)
         width, drafted = self._width(sum(part.size for part in parts)), sum(draft is not None for draft in begun.drafts)
         nodes = sum(len(part.tree) for part in parts if not part.known)
-        latency, context = self._latency_of(len(writing)), _mean_context(writing)
-        predicted = latency.predict(nodes, context, drafted > 0, width - 1 - nodes)
+        context, padding = _mean_context(writing), width - 1 - nodes
+        predicted = self._latency_of(len(writing)).predict(nodes, context, drafted > 0, padding)
         if drafted:
             predicted = {**predicted, "draft": self._draft_s(drafted, context)}
         records = [
@@ -239,17 +250,20 @@ class Batch:
                 part.request.acceptance.observe(record, typical=drafted == len(writing))
                 if len(writing) > 1:
                     part.request.own.observe(record)
-        if len(writing) == len(parts) == 1 and records[0]:
-            latency.observe(records[0])
-        elif len(writing) == len(parts) and records[0]:  # chunks are another kind of work
-            own = {verb: s for verb, s in seconds.items() if verb != "draft"}
-            padding = width - 1 - nodes
-            latency.observe(
-                replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding, seconds=own)
-            )
-            if seconds.get("draft"):
-                self._latency_of(drafted).observe_draft(seconds["draft"], context)
+        if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
+            whole = replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding)
+            self._timed = _Timed(whole, len(writing), drafted)
         return records
+
+    def _learn_seconds(self) -> None:
+        """What the last round took. Drafting for some is another model's business than verifying beside all."""
+        if self._timed is None:
+            return
+        timed, self._timed = self._timed, None
+        seconds = dict(timed.round.seconds)
+        if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
+            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context)
+        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds))
 
     def _width(self, tokens: int) -> int:
         """How many tokens a forward of `tokens` runs."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from draftwood.native import slots
 from draftwood.plan import Plan
 
 Slots = list[Tensor]  # of one layer: a tensor [H_kv, S, d] for each row
@@ -106,10 +107,14 @@ class Row:
 
     def _move(self, source: list[int], start: int) -> None:
         """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
-        tensors = [states for states in (*self.keys, *self.values) if states is not None]
-        slots = torch.tensor(source, device=tensors[0].device)
-        for states in tensors:
-            states[:, start : start + len(source)] = states.index_select(1, slots)
+        for kept in (self.keys, self.values):
+            tensors = [states for states in kept if states is not None]
+            if slots.takes(tensors):
+                slots.move(tensors, source, start)
+                continue
+            places = torch.tensor(source, device=tensors[0].device)
+            for states in tensors:
+                states[:, start : start + len(source)] = states.index_select(1, places)
 
     def rewind(self, length: int) -> None:
         """Forget everything after the first `length` committed tokens."""

@@ -30,11 +30,13 @@ class Growth:
     n_max: int  # nodes in all
     per_depth: int | None = None  # nodes of one depth: 1 for a chain, a beam's width; None: any number
     depth: int | None = None  # of the deepest node; None: the draft's
+    spine: bool = False  # with the whole chain, however faint: what is recorded for others to grow from
 
     def __call__(self, draft: Draft, root: int, faint: float = FAINT) -> Tree:
         """The tree below the token `root`; nodes of less mass than `faint` need not be grown where growing is slow."""
         if self.per_depth is None:
-            return grow(draft, root, self.n_max, faint)
+            tree = grow(draft, root, self.n_max, faint)
+            return joined(tree, chain(draft, root, self.n_max)) if self.spine else tree
         if self.per_depth == 1:
             return chain(draft, root, self.n_max)
         return beam(draft, root, self.per_depth, self.depth or self.n_max)
@@ -71,6 +73,24 @@ def chain(draft: Draft, root: int, n_max: int) -> Tree:
         if parent == spine[-1]:  # in best-first order a node's first child is its heaviest
             spine.append(node)
     return tree.subtree(np.array(spine[: 1 + n_max]))
+
+
+def joined(tree: Tree, spine: Tree) -> Tree:
+    """A best-first tree and what it lacks of a chain of the same draft, whose nodes were too faint to be in it."""
+    places = {key: i for i, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)) if i}
+    node, shared = 0, 1
+    while shared < len(spine.tokens) and (node, int(spine.tokens[shared])) in places:
+        node, shared = places[node, int(spine.tokens[shared])], shared + 1
+    rest, size = slice(shared, None), len(tree.tokens)
+    parents = np.array([node, *range(size, size + len(spine) - shared)], np.int64)[: len(spine.tokens) - shared]
+    sources = None if tree.sources is None or spine.sources is None else (tree.sources, spine.sources[rest])
+    return Tree(
+        np.concatenate([tree.tokens, spine.tokens[rest]]),
+        np.concatenate([tree.parents, parents]),
+        np.concatenate([tree.depths, spine.depths[rest]]),
+        np.concatenate([tree.mass, spine.mass[rest]]),
+        None if sources is None else np.concatenate(sources),
+    )
 
 
 def beam(draft: Draft, root: int, width: int, depth: int) -> Tree:

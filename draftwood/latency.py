@@ -128,6 +128,7 @@ class LatencyModel:
         """A model that knows what this one knows, and from here on learns for itself."""
         model = LatencyModel(self.machine, self._verify_work, self._draft_work)
         model._learned, model._warm, model._pace = deepcopy(self._learned), set(self._warm), self._pace
+        model._trial = None if self._trial is None else list(self._trial)
         return model
 
     def costs(self, n_max: int, context: int) -> Costs:

@@ -25,6 +25,7 @@ from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
 from draftwood.bench.worse import Worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
+from draftwood.prefix import PrefixCache
 from draftwood.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -127,15 +128,22 @@ def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]
     }
 
 
-def answer(engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling) -> tuple[int, float, list[Any]]:
-    """Tokens after the first, their seconds, and the rounds."""
+def answer(
+    engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
+) -> tuple[int, float, list[Any]]:
+    """Tokens after the first, their seconds, and the rounds. Prompts that are `known` are not read again."""
     engine.tap()  # plain decoding pays for no taps
-    steps = engine.run(prompt, tokens, sampling)
-    written, rounds = len(next(steps).tokens) - 1, []
+    request = engine.request(prompt, tokens, sampling)
+    batch = engine.batch_of_one(engine.policy, None, known.keep)
+    batch.join(request, known.find(request) if engine.backend().name == "host" else None)
+    while not (steps := list(batch.round().values())):
+        pass
+    written, rounds = len(steps[0].tokens) - 1, []
     start = time.perf_counter()
-    for step in steps:
-        written += len(step.tokens)
-        rounds.append(step.round)
+    while not request.finished:
+        for step in batch.round().values():
+            written += len(step.tokens)
+            rounds.append(step.round)
     return written, time.perf_counter() - start, rounds
 
 
@@ -150,17 +158,20 @@ def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: Gri
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for ids in encoded for token in ids]
+    longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
+    read = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
     drafted: list[Any] = []
     for method in methods:
-        answer(ran[method], encoded[0], WARM_TOKENS, Sampling())  # kernels of its widths
+        answer(ran[method], encoded[0], WARM_TOKENS, Sampling(), PrefixCache(None, 0))  # kernels of its widths
     ran = {method: engine.fresh() for method, engine in ran.items()}
     for i, ids in enumerate(encoded):
         prompt = lengthened(ids, filler, place.context)
         for method in rotated(methods, i):
             sampling = Sampling(place.temperature, seed=options.seed + i)
-            tokens, seconds, rounds = answer(ran[method], prompt, options.max_new_tokens, sampling)
-            totals[method][i] = tokens, seconds
+            engine, tokens = ran[method], options.max_new_tokens
+            written, seconds, rounds = answer(engine, prompt, tokens, sampling, read[engine.drafter is None])
+            totals[method][i] = written, seconds
             drafted += rounds if method == OURS else []
     return summarize(place, totals, drafted, time.perf_counter() - start, options.seed)
 

@@ -21,9 +21,10 @@ from draftwood.errors import BadInput
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled, draft_work, footprint, hardware, target_config
 from draftwood.latency import LatencyModel, Machine, Work
+from draftwood.policies.base import Costs
 from draftwood.recording import Answer, Trace
 from draftwood.simulate import Prices, Replayed, Script, replay, scripts
-from draftwood.trace import tau
+from draftwood.trace import PARTS, tau
 
 HERE = "this"  # the machine that the trace was recorded on
 
@@ -122,7 +123,7 @@ def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
 def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
     """Prices of `this` machine from the recorded rounds, of any other by roofline."""
     if name == HERE and config is None:
-        return learned(trace)
+        return Average.of(learned(trace), trace)
     machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
     sizes, draft = recorded_work(trace)
     if config is not None:
@@ -166,6 +167,30 @@ def learned(trace: Trace) -> LatencyModel:
         for round in answer.rounds:
             model.observe(round)
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Prices of a `model` that follows typical rounds, raised to the mean ones: these make tokens per second."""
+
+    model: LatencyModel
+    scale: dict[str, float]  # by part
+
+    @classmethod
+    def of(cls, model: LatencyModel, trace: Trace) -> Average:
+        took, said = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        for round in (round for answer in trace.answers for round in answer.rounds):
+            predicted = model.predict(round.n, round.context, round.drafted, round.padding)
+            for part, seconds in round.parts.items():
+                took[part] += seconds
+                said[part] += predicted.get(part, 0.0)
+        return cls(model, {part: took[part] / said[part] if said[part] else 1.0 for part in PARTS})
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        found = self.model.costs(n_max, context)
+        draft, verify, aux = (self.scale[part] for part in PARTS)
+        verify_s, plain_aux_s = verify * found.verify_s, aux * (found.plain_s - found.verify_s[0])
+        return Costs(float(verify_s[0] + plain_aux_s), draft * found.draft_s, aux * found.aux_s, verify_s)
 
 
 def recorded_machine(trace: Trace) -> Machine:

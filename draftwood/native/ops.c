@@ -334,3 +334,13 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, 
         for (int64_t j = 0; j < k; j++) best[j] -= all;
     }
 }
+
+// Slots `source` (ascending, none before its place) of tensors [heads, slots, bytes] into the slots from `start` on.
+void move_slots(char *const *tensors, int64_t count, const int64_t *source, int64_t moved, int64_t start,
+                int64_t heads, int64_t slots, int64_t bytes) {
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            char *head = tensors[t] + h * slots * bytes;
+            for (int64_t i = 0; i < moved; i++) memcpy(head + (start + i) * bytes, head + source[i] * bytes, bytes);
+        }
+}

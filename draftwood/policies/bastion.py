@@ -30,7 +30,7 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    toll: float = 0.01  # the share of time that probing an unprofitable drafter may cost; in a batch a third of it
+    toll: float = 0.005  # the share of time that probing an unprofitable drafter may cost; in a batch half of it
     margin: float = 0.15  # expected gain below which a batch does not draft: the best of many guesses is too high
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
@@ -93,7 +93,7 @@ class Bastion(Joint):
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0
-        if idle * self.toll / 3 * look >= 1 - look:
+        if idle * self.toll / 2 * look >= 1 - look:
             best = len(known)
         drafted = set(order[:best].tolist())
         return [i in drafted for i in range(len(known))]

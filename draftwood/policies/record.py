@@ -31,7 +31,7 @@ class Record:
 
     @property
     def grow(self) -> Growth:
-        return Growth(self.n_max)
+        return Growth(self.n_max, spine=True)
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         return 0

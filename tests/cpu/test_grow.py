@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.grow import beam, best_first, chain, grow, grow_reference
+from draftwood.grow import beam, best_first, chain, grow, grow_reference, joined
 from draftwood.tree import Lattice, Tree
 
 ROOT = 7
@@ -139,6 +139,15 @@ def test_the_chain_of_a_grown_tree_is_the_chain_of_its_lattice(draft: Lattice) -
     width = draft.logp.shape[1]
     everything = grow(draft, ROOT, sum(width**d for d in range(1, 1 + len(draft.logp))))
     assert np.array_equal(chain(everything, ROOT, 9).mass, chain(draft, ROOT, 9).mass)
+
+
+@given(lattices(), st.integers(0, 12))
+def test_joining_the_chain_adds_only_what_a_tree_lacks_of_it(draft: Lattice, n_max: int) -> None:
+    tree, spine = grow(draft, ROOT, n_max), chain(draft, ROOT, 99)
+    whole = joined(tree, spine)
+    check_tree(whole)
+    assert same(whole[: len(tree)], tree)
+    assert paths(whole).keys() == paths(tree).keys() | paths(spine).keys()
 
 
 def beam_by_definition(draft: Lattice, width: int, depth: int) -> list[float]:

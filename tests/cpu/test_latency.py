@@ -103,6 +103,19 @@ def test_a_cliff_that_was_measured_stays() -> None:
     assert verify[15] < 0.6 * verify[7]
 
 
+def test_a_width_from_a_bad_moment_is_not_believed_dearer_than_wider_ones_that_run_now() -> None:
+    """A machine that paused, and a policy that has kept away from plain decoding since: as if that were slow."""
+    paused = model()
+    for _ in range(5):
+        paused.observe(a_round(0, 2.0))
+        paused.observe(a_round(11, 2.0))
+    latency = model()
+    latency.restore(paused.to_json())
+    for _ in range(100):
+        latency.observe(a_round(11, 0.030))
+    assert latency.costs(15, 100).plain_s < 0.035
+
+
 def test_widths_between_two_knots_are_learned_too() -> None:
     latency = model()
     for _ in range(30):
@@ -187,11 +200,11 @@ def test_long_contexts_learn_apart_and_begin_like_the_nearest() -> None:
 def test_a_kept_profile_that_no_longer_fits_is_dropped(factor: float, kept: bool) -> None:
     old, new = trained([8, 16, 32], rounds=60), model()
     for _ in range(20):
-        old.observe(a_round(0, 0.2, drafted=False))  # what is not run again tells whose profile it is
+        old.observe(a_round(63, 0.5))  # what is not run again tells whose profile it is
     new.restore(json.loads(json.dumps(old.to_json())))
     for width in (8, 16, 32) * 4:
         new.observe(a_round(width - 1, factor * TRUE_S[width]))
-    assert bool(new.costs(8, 100).verify_s[0] > 0.15) is kept
+    assert bool(new.costs(63, 100).verify_s[63] > 0.3) is kept
 
 
 def test_errors_are_those_of_predictions_made_beforehand() -> None:
