@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.prefix import PrefixCache
 from draftwood.sampling import Sampling
+from draftwood.trace import Round
 
 if TYPE_CHECKING:
     from draftwood.drafters.base import Drafter
@@ -38,6 +39,7 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
 WARM_TOKENS = 24
+TURN = 16  # tokens that a method writes before it is the next one's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +130,36 @@ def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]
     }
 
 
-def answer(
-    engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
-) -> tuple[int, float, list[Any]]:
-    """Tokens after the first, their seconds, and the rounds. Prompts that are `known` are not read again."""
-    engine.tap()  # plain decoding pays for no taps
-    request = engine.request(prompt, tokens, sampling)
-    batch = engine.batch_of_one(engine.policy, None, known.keep)
-    batch.join(request, known.find(request) if engine.backend().name == "host" else None)
-    while not (steps := list(batch.round().values())):
-        pass
-    written, rounds = len(steps[0].tokens) - 1, []
-    start = time.perf_counter()
-    while not request.finished:
-        for step in batch.round().values():
-            written += len(step.tokens)
-            rounds.append(step.round)
-    return written, time.perf_counter() - start, rounds
+class Answering:
+    """One method's answer under way. Methods take turns at it, so that a machine's moods are shared."""
+
+    def __init__(
+        self, engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
+    ) -> None:
+        """Reads the prompt, unless it is `known`."""
+        self._engine = engine
+        self._request = engine.request(prompt, tokens, sampling)
+        self._batch = engine.batch_of_one(engine.policy, None, known.keep)
+        self.tokens, self.seconds, self.rounds = 0, 0.0, list[Round]()  # behind the first token
+        engine.tap()
+        self._batch.join(self._request, known.find(self._request) if engine.backend().name == "host" else None)
+        while not (steps := list(self._batch.round().values())):
+            pass
+        self.tokens = len(steps[0].tokens) - 1
+
+    @property
+    def over(self) -> bool:
+        return self._request.finished
+
+    def run(self, tokens: int) -> None:
+        """Rounds until there are so many tokens, or all."""
+        self._engine.tap()  # plain decoding pays for no taps
+        start = time.perf_counter()
+        while self.tokens < tokens and not self.over:
+            for step in self._batch.round().values():
+                self.tokens += len(step.tokens)
+                self.rounds += [step.round] if step.round else []
+        self.seconds += time.perf_counter() - start
 
 
 def worsened(llm: LLM, share: float) -> Drafter | None:
@@ -158,25 +173,46 @@ def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: Gri
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for ids in encoded for token in ids]
-    longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
-    read = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
-    totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
-    drafted: list[Any] = []
     for method in methods:
-        answer(ran[method], encoded[0], WARM_TOKENS, Sampling(), PrefixCache(None, 0))  # kernels of its widths
+        warm = Answering(ran[method], encoded[0], WARM_TOKENS, Sampling(), PrefixCache(None, 0))
+        warm.run(WARM_TOKENS)  # kernels of its widths
     ran = {method: engine.fresh() for method, engine in ran.items()}
+    longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
+    known = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
+    totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
+    rounds: list[Round] = []
     for i, ids in enumerate(encoded):
-        prompt = lengthened(ids, filler, place.context)
-        for method in rotated(methods, i):
-            sampling = Sampling(place.temperature, seed=options.seed + i)
-            engine, tokens = ran[method], options.max_new_tokens
-            written, seconds, rounds = answer(engine, prompt, tokens, sampling, read[engine.drafter is None])
-            totals[method][i] = written, seconds
-            drafted += rounds if method == OURS else []
-    return summarize(place, totals, drafted, time.perf_counter() - start, options.seed)
+        sampling = Sampling(place.temperature, seed=options.seed + i)
+        answers = race(ran, lengthened(ids, filler, place.context), options.max_new_tokens, sampling, known, i)
+        for method, answer in answers.items():
+            totals[method][i] = answer.tokens, answer.seconds
+        rounds += answers[OURS].rounds
+    return summarize(place, totals, rounds, time.perf_counter() - start, options.seed)
 
 
-def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Any], seconds: float, seed: int) -> Cell:
+def race(
+    ran: Mapping[str, Engine],
+    prompt: Sequence[int],
+    tokens: int,
+    sampling: Sampling,
+    known: Mapping[bool, PrefixCache],
+    first: int,
+) -> dict[str, Answering]:
+    """All methods answer a prompt, some tokens each in turn; `first` says who begins. `known` by having no drafter."""
+    for kind, cache in known.items():  # read once with a drafter and once without
+        reader = next(engine for engine in ran.values() if (engine.drafter is None) == kind)
+        Answering(reader, prompt, 1, sampling, cache)
+    answers = {
+        method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
+        for method, engine in ran.items()
+    }
+    for turn in range(-(-tokens // TURN)):
+        for method in rotated(list(ran), first + turn):
+            answers[method].run((1 + turn) * TURN)
+    return answers
+
+
+def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
     rates = {method: float(t[:, 0].sum() / t[:, 1].sum()) for method, t in totals.items()}
     best = max(FIXED, key=lambda method: rates[method])
     widths = [1 + r.n for r in rounds]
