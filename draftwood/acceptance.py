@@ -27,6 +27,7 @@ MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
+TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 JUDGED = 4.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
@@ -60,6 +61,11 @@ class AcceptanceModel:
         A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
         """
         return None if len(self._depths) < TRIALS else 2 + max(self._depths)
+
+    @property
+    def most(self) -> int | None:
+        """Nodes that may be verified before it is known whether drafting pays; None: any number."""
+        return TRIAL_NODES if len(self._recent) < TRIALS else None
 
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""

@@ -156,14 +156,14 @@ class Batch:
     def _drafts(self, writing: Sequence[Request], costs: Mapping[Policy, Costs]) -> list[bool]:
         """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
         able = [self._has_drafter and request.remaining > 1 for request in writing]
-        drafts, groups = list(able), self._groups(writing)
+        drafts, groups, context = list(able), self._groups(writing), _mean_context(writing)
         for i, request in enumerate(writing):
             if able[i] and not any(i in members for members in groups.values()):
                 drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
         for policy, members in groups.items():
             members = [i for i in members if able[i]]
             prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
-            seconds = [self._draft_s(k, _mean_context(writing)) for k in range(1 + len(members))]
+            seconds = [self._draft_s(k, context) for k in range(1 + len(members))]
             price = costs[writing[members[0]].policy] if members else None
             chosen = policy.together(prospects, self._idle, price, seconds) if price else []
             for i, asks in zip(members, chosen, strict=True):
@@ -288,7 +288,7 @@ class Batch:
 def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
     """What the request's policy is told of a tree's nodes."""
     mass, model = tree.mass[1:], request.acceptance if alone else request.own
-    return model.calibrate(mass, tree.depths[1:]) if request.policy.calibrated else mass
+    return model.calibrate(mass, tree.depths[1:])[: model.most] if request.policy.calibrated else mass
 
 
 def _record(

@@ -116,7 +116,8 @@ def _round(
     root = script.answer.tokens[context - script.answer.prompt_tokens]
     whole = root_only(root) if draft is None else policy.grow(_narrow(draft, policy.width), root)
     mass, depths = whole.mass[1:], whole.depths[1:]
-    tree = whole[: policy.choose(model.calibrate(mass, depths) if policy.calibrated else mass, costs)]
+    likely = model.calibrate(mass, depths)[: model.most] if policy.calibrated else mass
+    tree = whole[: policy.choose(likely, costs)]
     n = len(tree)
     seconds = {"draft": costs.draft_s, "verify": float(costs.verify_s[n]), "observe": float(costs.aux_s[n])}
     if draft is None:
