@@ -1,9 +1,10 @@
 """`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
 
-At every load the methods answer the same prompts in turn, in one process. So many seats are taken all the time as there
-are users: where an answer ends the next prompt sits down. The first answers are cut at different lengths, so that seats
-do not change hands together, and the clock starts when they are over: no beginning and no emptying room is measured.
-Plain decoding runs without a drafter and without its taps.
+At every load the methods answer the same prompts in one process, each in a room of its own, some tokens each in turn, so
+that a machine's moods are shared. So many seats are taken all the time as there are users: where an answer ends the
+next prompt sits down. The first answers are cut at different lengths, so that seats do not change hands together, and
+the clock starts when they are over: no beginning and no emptying room is measured. Plain decoding runs without a drafter
+and without its taps.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from draftwood.request import Request
 from draftwood.sampling import Sampling
 
 LEAST_OF_PLAIN = 0.97
+TURN = 16  # tokens of each user that a method writes before it is the next one's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,32 +124,67 @@ class Crowd:
 
     def measure(self, users: int, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> list[Load]:
         methods = list(self._engines)
-        for method in methods:  # kernels, and prices of forwards of this size
-            self.answer(method, users, prompts)
+        self.rooms(users, prompts, 0)  # kernels, and prices of forwards of this size
         passes: dict[str, list[Pass]] = {method: [] for method in methods}
         for repeat in range(self._options.repeats):
-            for method in rotated(methods, repeat):
-                found = self.answer(method, users, prompts)
-                passes[method].append(found)
+            for method, room in self.rooms(users, prompts, repeat).items():
+                passes[method].append(found := room.heard.result())
                 say(f"{users} users, {method}: {found.tokens_per_s:.1f} tokens/s")
         return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
 
-    def answer(self, method: str, users: int, prompts: Sequence[Sequence[int]]) -> Pass:
-        """Prompts in turn, `users` at once, until everyone has had `turns` answers' worth of tokens."""
-        engine, options = self._engines[method], self._options
-        engine.tap()
-        batch, seated, heard = engine.batch(), 0, Heard(users)
-        while heard.tokens < users * options.turns * options.max_new_tokens:
-            while len(batch.requests) < users:
-                sampling = Sampling(options.temperature, seed=options.seed + seated)
-                size = length(seated, users, options.max_new_tokens)
-                prompt = prompts[seated % len(prompts)]
-                batch.join(engine.request(prompt, size, sampling, self._llm.stop_ids))
-                seated += 1
-            heard.take(batch.round())
-        batch.close()
-        self._engines[method] = engine.fresh()  # the next pass has the same texts, which nobody may know by heart
-        return heard.result()
+    def rooms(self, users: int, prompts: Sequence[Sequence[int]], first: int) -> dict[str, Room]:
+        """Every method until everyone has had `turns` answers' worth of tokens; `first` says who begins."""
+        rooms = {
+            method: Room(engine, users, prompts, self._llm.stop_ids, self._options)
+            for method, engine in self._engines.items()
+        }
+        share = self._options.turns * self._options.max_new_tokens
+        for turn, tokens in enumerate([*range(TURN, share, TURN), share]):
+            for method in rotated(list(rooms), first + turn):
+                rooms[method].run(users * tokens)
+        for method, room in rooms.items():
+            room.close()
+            self._engines[method] = self._engines[
+                method
+            ].fresh()  # the same texts again, which nobody may know by heart
+        return rooms
+
+
+class Room:
+    """One method's seats. Its clock runs while it is its turn."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        users: int,
+        prompts: Sequence[Sequence[int]],
+        stop_ids: frozenset[int],
+        options: CrowdOptions,
+    ) -> None:
+        self._engine, self._users, self._prompts = engine, users, prompts
+        self._stop_ids, self._options = stop_ids, options
+        self._batch, self._seated = engine.batch(), 0
+        self.heard = Heard(users)
+
+    def run(self, tokens: int) -> None:
+        """Rounds until so many tokens were heard."""
+        self._engine.tap()
+        while self.heard.tokens < tokens:
+            start = time.perf_counter()
+            while len(self._batch.requests) < self._users:
+                self._seat()
+            steps = self._batch.round()
+            self.heard.take(steps, time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def _seat(self) -> None:
+        seat, options, prompts = self._seated, self._options, self._prompts
+        sampling = Sampling(options.temperature, seed=options.seed + seat)
+        size = length(seat, self._users, options.max_new_tokens)
+        self._batch.join(self._engine.request(prompts[seat % len(prompts)], size, sampling, self._stop_ids))
+        self._seated += 1
 
 
 def length(seat: int, users: int, longest: int) -> int:
@@ -160,31 +197,33 @@ class Heard:
 
     def __init__(self, users: int) -> None:
         self.tokens = 0
-        self._unmeasured, self._start = users, time.perf_counter()
+        self._unmeasured = users
+        self._now = self._start = 0.0  # seconds of rounds
         self._first: dict[Request, float] = {}
         self._speeds: list[float] = []
         self._widths: list[int] = []
 
-    def take(self, steps: Mapping[Request, Step]) -> None:
-        now = time.perf_counter()
+    def take(self, steps: Mapping[Request, Step], seconds: float) -> None:
+        """What a round of `seconds` gave."""
+        self._now += seconds
         for request in steps:
-            self._first.setdefault(request, now)
+            self._first.setdefault(request, self._now)
             if request.finished:
-                self._end(request, now)
+                self._end(request)
         if self._unmeasured > 0:
-            self._start = now
+            self._start = self._now
             return
         self.tokens += sum(len(step.tokens) for step in steps.values())
         rounds = [step.round for step in steps.values() if step.round]
         self._widths += [rounds[0].width] if rounds else []
 
     def result(self) -> Pass:
-        return Pass(self.tokens, time.perf_counter() - self._start, self._speeds, float(np.mean(self._widths)))
+        return Pass(self.tokens, self._now - self._start, self._speeds, float(np.mean(self._widths)))
 
-    def _end(self, request: Request, now: float) -> None:
+    def _end(self, request: Request) -> None:
         began, written = self._first.pop(request), len(request.sampler.tokens) - request.prompt - 1
-        if self._unmeasured <= 0 and now > began:
-            self._speeds.append(written / (now - began))
+        if self._unmeasured <= 0 and self._now > began:
+            self._speeds.append(written / (self._now - began))
         self._unmeasured -= 1
 
 
