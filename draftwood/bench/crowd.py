@@ -1,10 +1,10 @@
 """`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
 
-At every load the methods answer the same prompts in one process, each in a room of its own, some tokens each in turn, so
-that a machine's moods are shared. So many seats are taken all the time as there are users: where an answer ends the
+At every load the methods answer the same prompts in one process, each in a room of its own, some tokens each in turn,
+so that a machine's moods are shared. So many seats are taken all the time as there are users: where an answer ends the
 next prompt sits down. The first answers are cut at different lengths, so that seats do not change hands together, and
-the clock starts when they are over: no beginning and no emptying room is measured. Plain decoding runs without a drafter
-and without its taps.
+the clock starts when they are over: no beginning and no emptying room is measured. Plain decoding runs without a
+drafter and without its taps.
 """
 
 from __future__ import annotations
