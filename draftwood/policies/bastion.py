@@ -32,7 +32,7 @@ class Bastion(Joint):
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
     toll: float = 0.005  # the share of time that probing an unprofitable drafter may cost; in a batch half of it
-    margin: float = 0.05  # of gain, for each doubling of a batch's requests: the best of many guesses is too high
+    margin: float = 0.05  # of gain, for each doubling of a batch up to 32: the best of many guesses is too high
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
     @classmethod
@@ -90,7 +90,7 @@ class Bastion(Joint):
         host = (costs.aux_s[nodes] - plain_host) * np.arange(len(nodes)) / len(known)
         seconds = plain_host + np.asarray(draft_s) + np.maximum(host, 0.0) + costs.verify_s[nodes]
         rate = (costs.requests + gained) / seconds
-        best, least = int(np.argmax(rate)), (1 + self.margin * log2(costs.requests)) * rate[0]
+        best, least = int(np.argmax(rate)), (1 + self.margin * log2(min(costs.requests, 32))) * rate[0]
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0
