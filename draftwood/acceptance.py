@@ -62,15 +62,14 @@ class AcceptanceModel:
         """
         return None if len(self._depths) < TRIALS else 2 + max(self._depths)
 
-    @property
-    def most(self) -> int | None:
-        """Nodes that may be verified before it is known whether drafting pays; None: any number."""
-        return TRIAL_NODES if len(self._recent) < TRIALS else None
-
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
         p: Floats = _sigmoid(_features(mass, depths) @ self.weights).astype(np.float32)
         return p
+
+    def likely(self, mass: Floats, depths: Ints) -> Floats:
+        """The same, of no more nodes than may be verified before it is known whether drafting pays."""
+        return self.calibrate(mass, depths)[: TRIAL_NODES if len(self._recent) < TRIALS else None]
 
     def observe(self, round: Round, typical: bool = True) -> None:
         """Learn from which nodes were accepted.

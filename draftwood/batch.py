@@ -140,7 +140,7 @@ class Batch:
 
     def _costs(self, writing: Sequence[Request], beside: int, read: int) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
-        context = _mean_context(writing)
+        context = mean_context(writing)
         policies = {request.policy for request in writing}
         return {policy: self._price(policy, policy.n_max, context, len(writing), beside, read) for policy in policies}
 
@@ -156,7 +156,7 @@ class Batch:
     def _drafts(self, writing: Sequence[Request], costs: Mapping[Policy, Costs]) -> list[bool]:
         """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
         able = [self._has_drafter and request.remaining > 1 for request in writing]
-        drafts, groups, context = list(able), self._groups(writing), _mean_context(writing)
+        drafts, groups, context = list(able), self._groups(writing), mean_context(writing)
         for i, request in enumerate(writing):
             if able[i] and not any(i in members for members in groups.values()):
                 drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
@@ -198,7 +198,7 @@ class Batch:
         ]
         if not any(proposed):
             return trees
-        groups, context, drafted = self._groups(writing), _mean_context(writing), sum(map(bool, proposed))
+        groups, context, drafted = self._groups(writing), mean_context(writing), sum(map(bool, proposed))
         masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
         sizes = [
             0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
@@ -237,7 +237,7 @@ class Batch:
             return [None] * len(parts)
         width, drafted = self._width(sum(part.size for part in parts)), sum(draft is not None for draft in begun.drafts)
         nodes = sum(len(part.tree) for part in parts if not part.known)
-        context, padding = _mean_context(writing), width - 1 - nodes
+        context, padding = mean_context(writing), width - 1 - nodes
         predicted = self._latency_of(len(writing)).predict(nodes, context, drafted > 0, padding)
         if drafted:
             predicted = {**predicted, "draft": self._draft_s(drafted, context)}
@@ -288,7 +288,7 @@ class Batch:
 def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
     """What the request's policy is told of a tree's nodes."""
     mass, model = tree.mass[1:], request.acceptance if alone else request.own
-    return model.calibrate(mass, tree.depths[1:])[: model.most] if request.policy.calibrated else mass
+    return model.likely(mass, tree.depths[1:]) if request.policy.calibrated else mass
 
 
 def _record(
@@ -314,7 +314,8 @@ def _record(
     )
 
 
-def _mean_context(requests: Sequence[Request]) -> int:
+def mean_context(requests: Sequence[Request]) -> int:
+    """Tokens in the cache of a request, on average."""
     return sum(request.filled for request in requests) // max(len(requests), 1)
 
 

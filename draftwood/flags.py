@@ -33,3 +33,8 @@ MaxConcurrency = Annotated[int, typer.Option(help="Requests that are written at 
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer.")]
 KvTokens = Annotated[int | None, typer.Option(help="KV memory in tokens; else half of what is free.")]
 PrefixTokens = Annotated[int | None, typer.Option(help="Of these, for known prefixes; 0: keep none. Without it, half.")]
+
+
+def names(text: str) -> list[str]:
+    """`"a, b"` -> `["a", "b"]`: of flags that take several at once."""
+    return [name.strip() for name in text.split(",") if name.strip()]

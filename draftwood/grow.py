@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+from draftwood.tree import Child, Conditional, Draft, Lattice, Tree, matched
 
 # A node of a conditional draft takes some 40 µs to grow. A decoder of 250 tokens/s writes 0.01 tokens meanwhile: nodes
 # of less mass bring less than they cost, whatever the policy thinks of them.
@@ -77,12 +77,12 @@ def chain(draft: Draft, root: int, n_max: int) -> Tree:
 
 def joined(tree: Tree, spine: Tree) -> Tree:
     """A best-first tree and what it lacks of a chain of the same draft, whose nodes were too faint to be in it."""
-    places = {key: i for i, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)) if i}
-    node, shared = 0, 1
-    while shared < len(spine.tokens) and (node, int(spine.tokens[shared])) in places:
-        node, shared = places[node, int(spine.tokens[shared])], shared + 1
-    rest, size = slice(shared, None), len(tree.tokens)
-    parents = np.array([node, *range(size, size + len(spine) - shared)], np.int64)[: len(spine.tokens) - shared]
+    path = matched(tree, spine.tokens[1:].tolist())
+    missing = len(spine) - len(path)
+    if not missing:
+        return tree
+    rest, size = slice(-missing, None), len(tree.tokens)
+    parents = np.array([path[-1] if path else 0, *range(size, size + missing - 1)], np.int64)
     sources = None if tree.sources is None or spine.sources is None else (tree.sources, spine.sources[rest])
     return Tree(
         np.concatenate([tree.tokens, spine.tokens[rest]]),

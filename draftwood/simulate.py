@@ -18,7 +18,7 @@ from draftwood.acceptance import AcceptanceModel
 from draftwood.policies.base import Costs, Policy
 from draftwood.recording import Answer
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree, root_only
+from draftwood.tree import Lattice, Tree, matched, root_only
 
 RECORD = "record"  # the policy that drafts after every token
 
@@ -116,7 +116,7 @@ def _round(
     root = script.answer.tokens[context - script.answer.prompt_tokens]
     whole = root_only(root) if draft is None else policy.grow(_narrow(draft, policy.width), root)
     mass, depths = whole.mass[1:], whole.depths[1:]
-    likely = model.calibrate(mass, depths)[: model.most] if policy.calibrated else mass
+    likely = model.likely(mass, depths) if policy.calibrated else mass
     tree = whole[: policy.choose(likely, costs)]
     n = len(tree)
     seconds = {"draft": costs.draft_s, "verify": float(costs.verify_s[n]), "observe": float(costs.aux_s[n])}
@@ -129,18 +129,6 @@ def _round(
 
 def _narrow(draft: Lattice | Tree, width: int) -> Lattice | Tree:
     return draft.narrow(width) if isinstance(draft, Lattice) else draft
-
-
-def matched(tree: Tree, text: Sequence[int]) -> list[int]:
-    """Nodes of `tree` along `text`: what would have been accepted."""
-    children = {key: i for i, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)) if i}
-    path: list[int] = []
-    for token in text:
-        node = children.get((path[-1] if path else 0, token))
-        if node is None:
-            break
-        path.append(node)
-    return path
 
 
 def _clipped(tree: Tree, draft: Lattice | Tree | None) -> bool:

@@ -147,6 +147,18 @@ def chain_tree(tokens: Sequence[int]) -> Tree:
     return Tree(np.asarray(tokens, np.int64), steps - 1, steps, np.ones(size, np.float32))
 
 
+def matched(tree: Tree, text: Sequence[int]) -> list[int]:
+    """Nodes of `tree` along `text`: what is accepted if the target writes that."""
+    children = {key: i for i, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)) if i}
+    path: list[int] = []
+    for token in text:
+        node = children.get((path[-1] if path else 0, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeBatch:
     """The trees of several requests on one token axis. Parents and depths stay local to their tree."""

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from draftwood.accept import Verdict
 from draftwood.acceptance import AcceptanceModel
-from draftwood.batch import Batch
+from draftwood.batch import Batch, mean_context
 from draftwood.bench.report import new_table, number, percent
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled
@@ -25,8 +25,9 @@ from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
 from draftwood.rounds import Clock, Prefix, Proposal
 from draftwood.sampling import Sampler, Sampling
-from draftwood.simulate import Script, matched
+from draftwood.simulate import Script
 from draftwood.trace import Round
+from draftwood.tree import matched
 
 ANSWERS_EACH = 2  # of every user
 
@@ -155,7 +156,7 @@ class Recorded:
         asked = sum(map(bool, found))
         self.drafted += asked
         if asked:
-            self.seconds += self.prices(asked).costs(0, _context(requests)).draft_s
+            self.seconds += self.prices(asked).costs(0, mean_context(requests)).draft_s
         return found
 
     def _proposal(self, request: Request) -> Proposal | None:
@@ -168,7 +169,7 @@ class Recorded:
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         self._parts, users = parts, len(parts)
         width = sum(part.size for part in parts)
-        costs = self.prices(users).costs(width - 1, _context([part.request for part in parts]))
+        costs = self.prices(users).costs(width - 1, mean_context([part.request for part in parts]))
         host = costs.aux_s[-1] if width > users else costs.plain_s - costs.verify_s[0]
         self.seconds += float(costs.verify_s[-1] + host)
         self.run, self.batches = self.run + width, self.batches + 1
@@ -182,10 +183,6 @@ class Recorded:
             self.tokens += 1 + len(path)
             self.rounds += 1
         return verdicts
-
-
-def _context(requests: Sequence[Request]) -> int:
-    return sum(request.filled for request in requests) // len(requests)
 
 
 def replay_load(policy: Policy, texts: Sequence[Script], price: Callable[[int], Priced], users: int) -> Recorded:

@@ -19,6 +19,7 @@ from draftwood.flags import (
     TargetPath,
     Temperature,
     WidthInvariant,
+    names,
 )
 from draftwood.terminal import hide_progress_bars, load
 
@@ -222,11 +223,6 @@ def report(folder: Annotated[Path, typer.Argument(help="What bench --trace --out
     from draftwood.bench.page import run_report
 
     print(run_report(folder))
-
-
-def names(text: str) -> list[str]:
-    """`"a, b"` -> `["a", "b"]`."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_numbers(flag: str, text: str) -> list[int]:

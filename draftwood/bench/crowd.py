@@ -24,7 +24,7 @@ from rich.table import Table
 from draftwood import registry
 from draftwood.batch import Step
 from draftwood.bench.environment import environment
-from draftwood.bench.measure import rotated
+from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, write_summary
 from draftwood.bench.stats import PLAIN
@@ -36,7 +36,6 @@ from draftwood.request import Request
 from draftwood.sampling import Sampling
 
 LEAST_OF_PLAIN = 0.97
-TURN = 16  # tokens of each user that a method writes before it is the next one's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +138,11 @@ class Crowd:
             for method, engine in self._engines.items()
         }
         share = self._options.turns * self._options.max_new_tokens
-        for turn, tokens in enumerate([*range(TURN, share, TURN), share]):
-            for method in rotated(list(rooms), first + turn):
-                rooms[method].run(users * tokens)
+        for method, goal in turns(list(rooms), share, first):
+            rooms[method].run(users * goal)
         for method, room in rooms.items():
-            room.close()
-            self._engines[method] = self._engines[
-                method
-            ].fresh()  # the same texts again, which nobody may know by heart
+            room.close()  # the next one has the same texts, which nobody may know by heart
+            self._engines[method] = self._engines[method].fresh()
         return rooms
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from draftwood import registry
 from draftwood.bench.environment import environment
-from draftwood.bench.measure import rotated
+from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, unwritable
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
@@ -39,7 +39,6 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
 WARM_TOKENS = 24
-TURN = 16  # tokens that a method writes before it is the next one's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +146,11 @@ class Answering:
             pass
         self.tokens = len(steps[0].tokens) - 1
 
-    @property
-    def over(self) -> bool:
-        return self._request.finished
-
     def run(self, tokens: int) -> None:
         """Rounds until there are so many tokens, or all."""
         self._engine.tap()  # plain decoding pays for no taps
         start = time.perf_counter()
-        while self.tokens < tokens and not self.over:
+        while self.tokens < tokens and not self._request.finished:
             for step in self._batch.round().values():
                 self.tokens += len(step.tokens)
                 self.rounds += [step.round] if step.round else []
@@ -206,9 +201,8 @@ def race(
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()
     }
-    for turn in range(-(-tokens // TURN)):
-        for method in rotated(list(ran), first + turn):
-            answers[method].run((1 + turn) * TURN)
+    for method, goal in turns(list(ran), tokens, first):
+        answers[method].run(goal)
     return answers
 
 

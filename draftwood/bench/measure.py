@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from draftwood.llm import LLM, Messages
 
 WARMUP_TOKENS = 16
+TURN = 16  # tokens, of each user, that a method writes before it is the next one's turn
 HEADLINES = (
     "tokens_per_s",
     "speedup_vs_transformers",
@@ -241,6 +242,12 @@ def rotated(methods: Sequence[str], index: int) -> list[str]:
     """`methods` from another one on for every `index`."""
     first = index % len(methods)
     return [*methods[first:], *methods[:first]]
+
+
+def turns(methods: Sequence[str], tokens: int, first: int) -> Iterator[tuple[str, int]]:
+    """Who is next, and how many tokens it should have written by then; `first` says who begins."""
+    for turn, goal in enumerate([*range(TURN, tokens, TURN), tokens]):
+        yield from ((method, goal) for method in rotated(methods, first + turn))
 
 
 def warm_up(ask: Asker, prompt: Prompt, methods: Sequence[str]) -> None:

@@ -124,12 +124,17 @@ def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
     """Prices of `this` machine from the recorded rounds, of any other by roofline."""
     if name == HERE and config is None:
         return Average.of(learned(trace), trace)
-    machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
-    sizes, draft = recorded_work(trace)
-    if config is not None:
-        described = target_config(config)
-        sizes, draft = footprint(described), draft_work(described)
+    machine, sizes, draft = parts_of(trace, name, config)
     return Modelled(LatencyModel(machine.machine, sizes.work, draft), machine.widths)
+
+
+def parts_of(trace: Trace, name: str, config: str | None) -> tuple[Hardware, Footprint, Callable[[int], Work]]:
+    """A machine, and the sizes of a target and the work of its drafter: the recorded ones, or a config's."""
+    machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
+    if config is None:
+        return machine, *recorded_work(trace)
+    described = target_config(config)
+    return machine, footprint(described), draft_work(described)
 
 
 def crowded(
@@ -138,12 +143,9 @@ def crowded(
     """Every policy on every machine for every number of users, plain decoding first; by roofline on all machines."""
     rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
     texts, found = scripts(trace.answers), []
+    longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
     for name in machines:
-        machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
-        sizes, draft = recorded_work(trace)
-        if config is not None:
-            described = target_config(config)
-            sizes, draft = footprint(described), draft_work(described)
+        machine, sizes, draft = parts_of(trace, name, config)
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
         for users in crowd.users:
             price = prices(machine, sizes, draft, crowd.context)
@@ -151,8 +153,7 @@ def crowded(
             for rule in rules:
                 played = replay_load(rule, texts, price, users)
                 plain = played.tokens_per_s if rule.name == PLAIN else plain
-                longest = max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
-                stored = sizes.weight_bytes + users * (crowd.context + longest) * sizes.kv_bytes
+                stored = sizes.weight_bytes + users * longest * sizes.kv_bytes
                 stored += draft(0).bytes if rule.n_max else 0
                 told = measured.get(rule.name, float("nan")) if users == 1 else float("nan")
                 found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))

@@ -24,6 +24,7 @@ from draftwood.target import Target
 from draftwood.tree import Draft, Floats, Ints, Lattice, Tree
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
+MOST_SAID = 256  # rounds that the table waits for a draft: by then none is left to be judged
 
 
 class Voice(ABC):
@@ -151,6 +152,8 @@ class Pooled(Learner, Carded):
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
         if self._recycling is not None:
             followers, logp = candidates(logits, LEARNED)
+            if len(self._said) == MOST_SAID:
+                self._take_over()
             self._said.append((tokens, followers.cpu().numpy(), logp.exp().cpu().numpy()))
 
     def work(self, context: int) -> Work:

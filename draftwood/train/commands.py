@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from draftwood.errors import BadInput
-from draftwood.flags import Device, Dtype, Target
+from draftwood.flags import Device, Dtype, Target, names
 
 INTERRUPTED = 130
 
@@ -114,7 +114,7 @@ def eval_drafter(
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
 ) -> None:
     """Measure a drafter: tau by policy, acceptance by position, and whether its confidence can be believed."""
-    specs = tuple(spec.strip() for spec in policies.split(",") if spec.strip())
+    specs = tuple(names(policies))
     from draftwood.terminal import hide_progress_bars
     from draftwood.train.evaluate import EvalOptions, run_evaluation
 

@@ -123,11 +123,6 @@ def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
     return True
 
 
-def train_step(course: Course, trainee: Trainee) -> Progress:
-    """One optimizer step over all parts. ArithmeticError, and nothing changed, if it is not finite."""
-    return descend(course, trainee, add_gradients(course, trainee))
-
-
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What is known of a step before it is taken; the gradients themselves lie in the drafter."""

@@ -19,10 +19,10 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import Costs
 from draftwood.recording import Answer, Header, Trace
 from draftwood.registry import policy
-from draftwood.simulate import Script, matched, replay, scripts, shared
+from draftwood.simulate import Script, replay, scripts, shared
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree
+from draftwood.tree import Lattice, Tree, matched
 from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)

@@ -38,7 +38,7 @@ from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import forward, held_out_tau, lattices, walk
-from draftwood.train.loop import Course, Progress, Watcher, plan_step, run_part, teacher_of, train, train_step
+from draftwood.train.loop import Course, Progress, Watcher, add_gradients, plan_step, run_part, teacher_of, train
 from draftwood.train.loss import Head, Teacher, backpropagate
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
@@ -475,7 +475,7 @@ def test_micro_batches_add_up(single: Target, tmp_path: Path) -> None:
     for micro in (None, 1, 3):
         course = make_course(single, tmp_path, replace(RECIPE, micro_batch=micro, clip=1e9))
         trainee = make_trainee(course)
-        train_step(course, trainee)
+        add_gradients(course, trainee)
         gradients.append([p.grad.clone() for p in trainee.model.parameters()])
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-6)
