@@ -28,7 +28,8 @@ RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later rou
 KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
-JUDGED = 4.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
+JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
+OPTIMISM = 0.3  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -104,7 +105,8 @@ class AcceptanceModel:
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
         emitted = shares @ np.array(self._emitted)
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
-        return Prospect(float(tokens), float(shares @ sizes))
+        doubt = np.sqrt(shares @ (np.array(self._emitted) - emitted) ** 2 / (JUDGED + weight))
+        return Prospect(float(tokens), float(shares @ sizes), float(doubt))
 
     def outlook(self, costs: Costs) -> Outlook:
         """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
@@ -113,7 +115,8 @@ class AcceptanceModel:
             return Outlook(float("nan"), self._idle)
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        return Outlook(float(prospect.tokens * costs.plain_s / seconds), self._idle)
+        tokens = prospect.tokens + OPTIMISM * prospect.doubt
+        return Outlook(float(tokens * costs.plain_s / seconds), self._idle)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

@@ -56,13 +56,14 @@ class Prospect:
 
     tokens: float  # emitted, the bonus token included
     nodes: float  # verified
+    doubt: float = 0.0  # standard error of `tokens`
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What recent drafted rounds say about the next one, before it is drafted."""
 
-    gain: float  # expected tokens per second of a drafted round over plain decoding's; NaN if unknown
+    gain: float  # tokens per second to hope for in a drafted round, over plain decoding's; NaN if unknown
     idle: int  # rounds since the drafter last ran
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.acceptance import TRIALS, AcceptanceModel, reliability, temperature_bucket
+from draftwood.acceptance import OPTIMISM, TRIALS, AcceptanceModel, reliability, temperature_bucket
 from draftwood.grow import grow
 from draftwood.policies.base import Costs
 from draftwood.trace import Round
@@ -198,7 +198,24 @@ def test_idle_rounds_are_counted_and_one_look_after_a_long_pause_counts_much() -
     assert model.outlook(COSTS).idle == 50 and model.outlook(COSTS).gain == low
     model.observe(a_round(sure(4, 0.25), accepted=1))  # expects 2 tokens; half of the way from 1 to 2
     assert model.outlook(COSTS).idle == 0
-    assert model.outlook(COSTS).gain == pytest.approx(1.5 / (0.2 + 0.05 + 1 + 0.02 * 2), rel=1e-5)
+    prospect = model.prospect()
+    assert prospect is not None and prospect.tokens == pytest.approx(1.5, rel=1e-5)
+    assert model.outlook(COSTS).gain * (0.2 + 0.05 + 1 + 0.02 * 2) == pytest.approx(1.5 + OPTIMISM * prospect.doubt)
+
+
+def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected() -> None:
+    steady, moody = AcceptanceModel(), AcceptanceModel()
+    for i in range(40):
+        steady.observe(a_round(sure(4, 0.25), accepted=1))
+        moody.observe(a_round(a_tree(np.random.default_rng(3)), accepted=3 * (i % 2)))
+    doubts = []
+    for model in (steady, moody):
+        prospect = model.prospect()
+        assert prospect is not None
+        doubts.append(prospect.doubt)
+        seconds = COSTS.draft_s + COSTS.aux_s[0] + COSTS.verify_s[round(prospect.nodes)]
+        assert model.outlook(COSTS).gain * seconds == pytest.approx(prospect.tokens + OPTIMISM * prospect.doubt)
+    assert doubts[0] == pytest.approx(0, abs=1e-6) and 0.2 < doubts[1] < 0.5
 
 
 def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:
