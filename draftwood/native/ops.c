@@ -2,8 +2,8 @@
 //
 // Compiled on first use by build.py. Everything is computed in fp32 and rounded once, to nearest even. A row's
 // result never depends on the other rows: sums run over a row's own visible keys, one after the other (others add
-// an exact zero), so a token gets the same bits alone, in a chain and in a tree. Widths of heads and rows are
-// multiples of LANES.
+// an exact zero), so a token gets the same bits alone, in a chain and in a tree, and on any number of threads. Widths
+// of heads and rows are multiples of LANES.
 
 #include <math.h>
 #include <stdint.h>
@@ -15,11 +15,21 @@
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
 #define CHUNK 64      // logits that are looked at together
+#define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
+#define WAVE 16384    // vectors of scores for each thread, where one block needs less
 #define NEVER -1e30f  // the score of a slot that is not seen
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad){__VA_ARGS__})
+#endif
+#define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
 typedef uint16_t bf16;
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef int32_t quad __attribute__((vector_size(16)));
+typedef float float4 __attribute__((vector_size(16)));
 
 static inline float up(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -37,6 +47,8 @@ static inline bf16 down(float x) {
 static inline vec every(float x) { return x - (vec){0}; }
 
 static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+static inline vec larger(vec x, vec y) { return pick(y > x, y, x); }
 
 static inline vec widen(const bf16 *x) {
     float lanes[LANES];
@@ -146,115 +158,267 @@ void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, cons
     }
 }
 
-// Queries that share a key head are laid out side by side, one a lane, up to LANES of them: rows * groups in all.
+// What one call of `attend` asks for.
 typedef struct {
-    const bf16 *keys, *values;  // [slots, D] of one key head
-    const uint8_t *visible;     // [rows, rows] or null: every row sees those before it
-    const int64_t *depth;       // [rows]
-    int64_t rows, context, window;
-} Scene;
+    const bf16 *q;
+    bf16 *out;
+    int64_t heads, groups, dim, window;
+    float scale;
+} Call;
 
-// Whether each lane's row sees a slot: all ones or all zeros.
-static inline ivec sees(const Scene *scene, int64_t slot, const int64_t *row, int64_t lanes) {
-    ivec seen = {0};
-    int64_t m = slot - scene->context;
-    for (int64_t l = 0; l < lanes; l++) {
-        int64_t r = row[l], place = m < 0 ? slot : scene->context + scene->depth[m];
-        int open = m < 0 || (m <= r && (!scene->visible || scene->visible[r * scene->rows + m]));
-        if (scene->window && scene->context + scene->depth[r] - place >= scene->window) open = 0;
-        seen[l] = -open;
-    }
-    return seen;
+// Up to LANES queries of a part that share a key head, and their scores [slot - first][pace], a query a lane.
+typedef struct {
+    const Part *part;
+    int64_t head, start, lanes, pace;  // query start + l is of row (start + l) / groups
+    int64_t first, stop;               // slots that any of its rows sees
+    int64_t clear, plain;              // slots that all of them see
+    int64_t ranges, before;            // of RANGE slots; those of the blocks before it
+    vec *tops;                         // [ranges]: the largest of each lane of `scores`
+    float *scores;
+} Block;
+
+static inline int64_t row_of(const Call *call, const Block *block, int64_t l) {
+    return (block->start + l) / call->groups;
 }
 
-// scores[s] = query . key of slots first to stop, a query a lane. query is [dim].
-static inline __attribute__((always_inline)) void score(const bf16 *keys, const vec *query, vec *scores, int64_t first,
-                                                        int64_t stop, int64_t dim) {
-    float key[AT_ONCE][MOST_DIM];
-    for (int64_t s = first; s < stop; s += AT_ONCE) {
+static inline int64_t query_at(const Call *call, const Block *block, int64_t l) {
+    int64_t head = block->head * call->groups + (block->start + l) % call->groups;
+    return ((block->part->start + row_of(call, block, l)) * call->heads + head) * call->dim;
+}
+
+static inline int64_t slots_of(const Block *block, int64_t range) {
+    int64_t left = block->stop - block->first - range * RANGE;
+    return left < RANGE ? left : RANGE;
+}
+
+static inline int sees(const Part *part, int64_t window, int64_t r, int64_t slot) {
+    int64_t m = slot - part->context, place = m < 0 ? slot : part->context + part->depth[m];
+    if (window && part->context + part->depth[r] - place >= window) return 0;
+    return m < 0 || (m <= r && (!part->visible || part->visible[r * part->rows + m]));
+}
+
+// Four rows of four numbers of 32 bits to four columns. Narrow vectors, as every machine has their shuffles.
+static inline void cross(const void *from, int64_t step, void *to, int64_t pace) {
+    quad x[4];
+    for (int i = 0; i < 4; i++) memcpy(x + i, (const int32_t *)from + i * step, sizeof(quad));
+    quad low = SHUFFLE(x[0], x[2], 0, 4, 1, 5), high = SHUFFLE(x[0], x[2], 2, 6, 3, 7);
+    quad lower = SHUFFLE(x[1], x[3], 0, 4, 1, 5), higher = SHUFFLE(x[1], x[3], 2, 6, 3, 7);
+    quad turned[] = {SHUFFLE(low, lower, 0, 4, 1, 5), SHUFFLE(low, lower, 2, 6, 3, 7),
+                     SHUFFLE(high, higher, 0, 4, 1, 5), SHUFFLE(high, higher, 2, 6, 3, 7)};
+    for (int i = 0; i < 4; i++) memcpy((int32_t *)to + i * pace, turned + i, sizeof(quad));
+}
+
+// scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
+INLINE void score_many(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim) {
+    vec query[MOST_DIM];
+    float key[AT_ONCE * MOST_DIM];
+    for (int64_t d = 0; d < dim; d += 4)
+        for (int64_t l = 0; l < LANES; l += 4) cross(queries + l * dim + d, dim, (float *)(query + d) + l, LANES);
+    for (int64_t s = 0; s < count; s += AT_ONCE) {
         for (int64_t k = 0; k < AT_ONCE; k++) {
-            int64_t slot = s + k < stop ? s + k : stop - 1;
-            for (int64_t d = 0; d < dim; d++) key[k][d] = up(keys[slot * dim + d]);
+            int64_t slot = s + k < count ? s + k : count - 1;
+            for (int64_t d = 0; d < dim; d++) key[k * dim + d] = up(keys[slot * dim + d]);
         }
         vec sums[AT_ONCE] = {0};
         for (int64_t d = 0; d < dim; d++)
-            for (int k = 0; k < AT_ONCE; k++) sums[k] += query[d] * key[k][d];
-        for (int64_t k = 0; k < AT_ONCE && s + k < stop; k++) scores[s + k] = sums[k];
+            for (int k = 0; k < AT_ONCE; k++) sums[k] += query[d] * key[k * dim + d];
+        for (int k = 0; k < AT_ONCE; k++) memcpy(scores + (s + k) * LANES, sums + k, sizeof(vec));
     }
 }
 
-// Scores to probabilities that are yet to be multiplied by what is returned. Unseen slots get exactly zero.
-static inline vec soften(const Scene *scene, vec *scores, int64_t first, int64_t stop, const int64_t *row,
-                         int64_t lanes) {
-    vec most = every(NEVER), sum = {0};
-    int64_t plain = scene->window ? first : scene->context;  // slots before it are seen by all
-    for (int64_t s = first; s < stop; s++) {
-        if (s >= plain) scores[s] = pick(sees(scene, s, row, lanes), scores[s], every(NEVER));
-        most = pick(scores[s] > most, scores[s], most);
-    }
-    for (int64_t s = first; s < stop; s++) {
-        ivec seen = scores[s] > every(NEVER);
-        scores[s] = pick(seen, exponential(scores[s] - most), every(0.0f));
-        sum += scores[s];
-    }
-    return 1.0f / pick(sum > every(0.0f), sum, every(1.0f));
-}
-
-// out [lane, dim] at `to` = sum of weighted values, LANES columns of AT_ONCE lanes at a time.
-static inline __attribute__((always_inline)) void gather(const bf16 *values, const vec *scores, vec weight,
-                                                         int64_t first, int64_t stop, int64_t lanes, int64_t dim,
-                                                         bf16 **to) {
-    for (int64_t l = 0; l < lanes; l += AT_ONCE)
-        for (int64_t d = 0; d < dim; d += LANES) {
-            vec sums[AT_ONCE] = {0};
-            for (int64_t s = first; s < stop; s++) {
-                vec value = widen(values + s * dim + d);
-                for (int k = 0; k < AT_ONCE; k++) sums[k] += value * scores[s][l + k];
-            }
-            for (int k = 0; k < AT_ONCE && l + k < lanes; k++)
-                for (int i = 0; i < LANES; i++) to[l + k][d + i] = down(sums[k][i] * weight[l + k]);
+// The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
+// over d as it does above, and so has the same bits.
+INLINE void score_few(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim, int64_t pace) {
+    bf16 rest[LANES * MOST_DIM];
+    ivec pairs[MOST_DIM / 2];  // of neighbours in d, the even one in the low half
+    for (int64_t s = 0; s < count; s += LANES) {
+        const bf16 *key = keys + s * dim;
+        if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
+        for (int64_t d = 0; d < dim / 2; d += 4)
+            for (int k = 0; k < LANES; k += 4) cross(key + k * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + k, LANES);
+        vec sums[AT_ONCE] = {0};
+        for (int64_t d = 0; d < dim; d += 2) {
+            vec even = (vec)(pairs[d / 2] << 16), odd = (vec)(pairs[d / 2] & ~0xffff);
+            for (int l = 0; l < pace; l++) sums[l] += even * queries[l * dim + d];
+            for (int l = 0; l < pace; l++) sums[l] += odd * queries[l * dim + d + 1];
         }
+        for (int l = 0; l < pace; l += 4)
+            for (int k = 0; k < LANES; k += 4)
+                cross((float *)(sums + l) + k, LANES, scores + (s + k) * pace + l, pace);
+    }
 }
 
-static inline __attribute__((always_inline)) void see(const Scene *scene, const bf16 **from, bf16 **to,
-                                                      const int64_t *row, int64_t lanes, int64_t dim, float scale,
-                                                      vec *scores) {
-    vec query[MOST_DIM];
-    int64_t first = scene->context, last = 0;
-    for (int64_t d = 0; d < dim; d++)
-        for (int64_t l = 0; l < LANES; l++) query[d][l] = l < lanes ? up(from[l][d]) * scale : 0.0f;
-    for (int64_t l = 0; l < lanes; l++) {
-        int64_t reach = scene->context + scene->depth[row[l]] - scene->window + 1;
-        first = !scene->window || reach < 0 ? 0 : reach < first ? reach : first;
-        last = row[l] > last ? row[l] : last;
-    }
-    int64_t stop = scene->context + last + 1;
-    score(scene->keys, query, scores, first, stop, dim);
-    vec weight = soften(scene, scores, first, stop, row, lanes);
-    gather(scene->values, scores, weight, first, stop, lanes, dim, to);
-}
-
-// One item of `attend`: up to LANES queries of a part that share a key head.
-static void see_block(const Part *part, const bf16 *q, bf16 *out, int64_t g, int64_t block, int64_t heads, int64_t groups,
-                      int64_t dim, int64_t window, float scale, vec *scores) {
-    int64_t queries = part->rows * groups, start = block * LANES, row[LANES];
-    int64_t lanes = queries - start < LANES ? queries - start : LANES;
-    const bf16 *from[LANES];
-    bf16 *to[LANES];
-    for (int64_t l = 0; l < lanes; l++) {
-        row[l] = (start + l) / groups;
-        int64_t at = ((part->start + row[l]) * heads + g * groups + (start + l) % groups) * dim;
-        from[l] = q + at;
-        to[l] = out + at;
-    }
-    int64_t head = g * part->slots * dim;
-    Scene scene = {part->keys + head, part->values + head, part->visible, part->depth, part->rows, part->context, window};
-    if (dim == 64)  // a width known to the compiler
-        see(&scene, from, to, row, lanes, 64, scale, scores);
-    else if (dim == 128)
-        see(&scene, from, to, row, lanes, 128, scale, scores);
+INLINE void score(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim, int64_t pace) {
+    if (pace == LANES)
+        score_many(keys, queries, scores, count, dim);
+    else if (pace == AT_ONCE)
+        score_few(keys, queries, scores, count, dim, AT_ONCE);
     else
-        see(&scene, from, to, row, lanes, dim, scale, scores);
+        score_few(keys, queries, scores, count, dim, AT_ONCE / 2);
+}
+
+// The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
+static void score_range(const Call *call, const Block *block, int64_t range) {
+    int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
+    int64_t count = slots_of(block, range), filled = (count + LANES - 1) / LANES * LANES;
+    const bf16 *keys = block->part->keys + (block->head * block->part->slots + first) * dim;
+    float queries[LANES * MOST_DIM], *scores = block->scores + range * RANGE * pace;
+    for (int64_t l = 0; l < pace; l++) {
+        const bf16 *from = call->q + query_at(call, block, l < block->lanes ? l : 0);
+        for (int64_t d = 0; d < dim; d++) queries[l * dim + d] = up(from[d]) * call->scale;
+    }
+    if (dim == 64)  // a width known to the compiler
+        score(keys, queries, scores, count, 64, pace);
+    else if (dim == 128)
+        score(keys, queries, scores, count, 128, pace);
+    else
+        score(keys, queries, scores, count, dim, pace);
+    for (int64_t s = 0; s < count; s++) {
+        if (first + s >= block->clear && first + s < block->plain) s = block->plain - first;  // all see those before
+        for (int64_t l = 0; s < count && l < block->lanes; l++)
+            if (!sees(block->part, call->window, row_of(call, block, l), first + s)) scores[s * pace + l] = NEVER;
+    }
+    for (int64_t i = count * pace; i < filled * pace; i++) scores[i] = NEVER;
+    vec most[4] = {every(NEVER), every(NEVER), every(NEVER), every(NEVER)};
+    for (int64_t i = 0; i < filled * pace; i += 4 * LANES)
+        for (int k = 0; k < 4; k++) most[k] = larger(most[k], *(vec *)(scores + i + k * LANES));
+    block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+}
+
+// Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
+static void soften_range(const Block *block, int64_t range) {
+    vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
+    int64_t count = (slots_of(block, range) + LANES - 1) / LANES * block->pace;
+    for (int64_t i = 1; i < block->ranges; i++) most = larger(most, block->tops[i]);
+    for (int64_t width = LANES / 2; width >= block->pace; width /= 2)
+        for (int64_t l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
+    for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
+    for (int64_t i = 0; i < count; i++)
+        all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
+}
+
+// out [lanes, dim] = sum of weighted values over the sum of weights, for LANES columns from d on of `width` lanes.
+INLINE void gather(const Call *call, const Block *block, int64_t lane, int64_t d, const int width) {
+    const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * call->dim + d;
+    const float *weights = block->scores + lane;
+    vec sums[AT_ONCE] = {0};
+    float4 all[AT_ONCE / 4] = {0}, some;
+    for (int64_t s = block->first; s < block->stop; s++, values += call->dim, weights += block->pace) {
+        vec value = widen(values);
+        for (int k = 0; k < width; k++) sums[k] += value * weights[k];
+        for (int k = 0; k < width; k += 4) memcpy(&some, weights + k, sizeof some), all[k / 4] += some;
+    }
+    for (int k = 0; k < width && lane + k < block->lanes; k++) {
+        float sum = all[k / 4][k % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
+        bf16 *to = call->out + query_at(call, block, lane + k) + d;
+        for (int i = 0; i < LANES; i++) to[i] = down(sums[k][i] * weight);
+    }
+}
+
+static inline int64_t pieces_of(const Call *call) { return 2 * call->dim / LANES; }
+
+// A piece of a block's output: one half of its lanes, LANES columns.
+static void gather_piece(const Call *call, const Block *block, int64_t piece) {
+    int64_t lane = piece % 2 * AT_ONCE, d = piece / 2 * LANES;
+    if (block->lanes - lane > AT_ONCE / 2)
+        gather(call, block, lane, d, AT_ONCE);
+    else if (block->lanes > lane)
+        gather(call, block, lane, d, AT_ONCE / 2);
+}
+
+// Queries from `start` on of a part and a key head.
+static Block block_of(const Call *call, const Part *part, int64_t head, int64_t start) {
+    int64_t queries = part->rows * call->groups, lanes = queries - start < LANES ? queries - start : LANES;
+    int64_t top = start / call->groups, last = (start + lanes - 1) / call->groups;
+    int64_t pace = lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
+    Block block = {.part = part, .head = head, .start = start, .lanes = lanes, .pace = pace};
+    block.stop = part->context + last + 1;
+    block.plain = part->context + (part->visible ? 0 : top + 1);
+    block.first = call->window ? block.stop : 0;
+    for (int64_t r = top; call->window && r <= last; r++) {
+        int64_t reach = part->context + part->depth[r] - call->window + 1;
+        reach = reach > 0 ? reach : 0;
+        block.first = reach < block.first ? reach : block.first;
+        block.clear = reach > block.clear ? reach : block.clear;
+    }
+    block.ranges = (block.stop - block.first + RANGE - 1) / RANGE;
+    return block;
+}
+
+// The vectors that a block's scores and their largest take.
+static inline int64_t size_of(const Block *block) { return block->ranges * (1 + RANGE * block->pace / LANES); }
+
+static int larger_first(const void *one, const void *other) {
+    int64_t a = size_of(one), b = size_of(other);
+    return (a < b) - (a > b);
+}
+
+static inline void place(Block *block, vec *room) {
+    block->tops = room;
+    block->scores = (float *)(room + block->ranges);
+}
+
+// A thread for each block: none waits for another.
+static void attend_whole(const Call *call, const Block *blocks, int64_t count, vec *scores, int64_t largest,
+                         int threads) {
+    int taken = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        int mine;
+#pragma omp atomic capture
+        mine = taken++;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) {
+            Block block = blocks[i];
+            place(&block, scores + mine * largest);
+            for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
+            for (int64_t range = 0; range < block.ranges; range++) soften_range(&block, range);
+            for (int64_t piece = 0; piece < pieces_of(call); piece++) gather_piece(call, &block, piece);
+        }
+    }
+}
+
+// The block that range i of all is of.
+static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        *(blocks[middle].before <= i ? &low : &high) = middle;
+    }
+    return blocks + low;
+}
+
+// All threads for all blocks: each loop is divided as finely as the order of its sums permits.
+static void attend_together(const Call *call, const Block *blocks, int64_t count, int threads) {
+    int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges, pieces = pieces_of(call);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < ranges; i++) {
+            const Block *block = holder(blocks, count, i);
+            score_range(call, block, i - block->before);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < ranges; i++) {
+            const Block *block = holder(blocks, count, i);
+            soften_range(block, i - block->before);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count * pieces; i++) gather_piece(call, blocks + i / pieces, i % pieces);
+    }
+}
+
+// The same, no more blocks at a time than there is room for scores.
+static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *scores, int64_t room, int threads) {
+    for (int64_t start = 0, stop = 0; start < count; start = stop) {
+        int64_t used = 0, before = 0;
+        for (; stop < count && used + size_of(blocks + stop) <= room; stop++) {
+            place(blocks + stop, scores + used);
+            blocks[stop].before = before;
+            used += size_of(blocks + stop), before += blocks[stop].ranges;
+        }
+        attend_together(call, blocks + start, stop - start, threads);
+    }
 }
 
 // What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
@@ -262,28 +426,35 @@ static void see_block(const Part *part, const bf16 *q, bf16 *out, int64_t g, int
 // is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads) {
-    int64_t groups = heads / kv_heads, work = 0, longest = 0;
-    int failed = 0;
+    Call call = {q, out, heads, heads / kv_heads, dim, window, scale};
+    int64_t most = 0, listed = 0, work = 0, total = 0, largest = 0;
     for (int64_t p = 0; p < count; p++) {
-        int64_t keys = parts[p].context + parts[p].rows;
-        work += parts[p].rows * heads * keys * dim;
-        longest = keys > longest ? keys : longest;
+        most += (parts[p].rows * call.groups + LANES - 1) / LANES * kv_heads;
+        work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
     }
-#pragma omp parallel num_threads(threads) if (work > SMALL)
-    {
-        vec *scores = aligned_alloc(sizeof(vec), longest * sizeof(vec));
-        if (!scores) failed = 1;
-        for (int64_t p = 0; p < count; p++) {
-            int64_t blocks = (parts[p].rows * groups + LANES - 1) / LANES;
-#pragma omp for schedule(dynamic, 1) nowait
-            for (int64_t item = 0; item < kv_heads * blocks; item++)
-                if (!failed)  // the later blocks of a chain see the most: they go first
-                    see_block(parts + p, q, out, item % kv_heads, blocks - 1 - item / kv_heads, heads, groups, dim,
-                              window, scale, scores);
-        }
-        free(scores);
-    }
-    return failed;
+    if (!most) return 0;
+    if (work <= SMALL) threads = 1;
+    Block *blocks = malloc(most * sizeof(Block));
+    if (!blocks) return 1;
+    for (int64_t p = 0; p < count; p++)
+        for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
+            for (int64_t head = 0; head < kv_heads; head++) {
+                blocks[listed] = block_of(&call, parts + p, head, start);
+                int64_t size = size_of(blocks + listed++);
+                total += size, largest = size > largest ? size : largest;
+            }
+    qsort(blocks, listed, sizeof(Block), larger_first);
+    int64_t turn = threads * largest, turns = (total + turn - 1) / turn;
+    int whole = threads == 1 || turns * turn * 8 <= total * 9;  // little of the last turn is idle
+    int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
+    if (room > total && !whole) room = total;
+    vec *scores = aligned_alloc(sizeof(vec), room * sizeof(vec));
+    if (scores && whole)
+        attend_whole(&call, blocks, listed, scores, largest, threads);
+    else if (scores)
+        attend_divided(&call, blocks, listed, scores, room, threads);
+    free(scores), free(blocks);
+    return !scores;
 }
 
 static inline float largest(vec x) {
@@ -316,10 +487,7 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, 
             int64_t stop = start + CHUNK < size ? start + CHUNK : size;
             if (stop - start == CHUNK) {  // most chunks hold nothing that is large enough
                 vec most = widen(row + start);
-                for (int64_t i = start + LANES; i < stop; i += LANES) {
-                    vec next = widen(row + i);
-                    most = pick(next > most, next, most);
-                }
+                for (int64_t i = start + LANES; i < stop; i += LANES) most = larger(most, widen(row + i));
                 if (!(largest(most) > best[k - 1])) continue;
             }
             for (int64_t i = start; i < stop; i++) {

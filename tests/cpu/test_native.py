@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +18,7 @@ from draftwood.native.candidates import takes
 from draftwood.native.forward import Native
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree
-from tests.attention_cases import random_tree
+from tests.attention_cases import Case, make_case, random_tree
 from tests.reference import tiny_target
 
 compiled = pytest.mark.skipif(building.shutil.which("cc") is None, reason="no C compiler")
@@ -50,6 +53,55 @@ def test_they_are_as_close_to_the_truth_as_pytorchs(family: str, prompt: int, mo
     assert isinstance(torchs.path.native, str)
     errors = [float((logits_of(target, tree, prompt) - truth).abs().mean()) for target in (native, torchs)]
     assert errors[0] <= 1.25 * errors[1]
+
+
+def attend(cases: list[Case], threads: int) -> list[torch.Tensor]:
+    """What the queries of each case see, all of them asked in one call."""
+    segments, starts = [case.plan.segments[0] for case in cases], np.cumsum([0, *(len(c.query) for c in cases)])
+    masks = [None if s.visible is None else np.ascontiguousarray(s.visible) for s in segments]
+    table = np.array(
+        [
+            (c.keys.data_ptr(), c.values.data_ptr(), 0 if m is None else m.ctypes.data, s.depths.ctypes.data,
+             start, s.size, c.keys.shape[1], s.context)
+            for c, s, m, start in zip(cases, segments, masks, starts[:-1], strict=True)
+        ],
+        np.int64,
+    )  # fmt: skip
+    query, first = torch.cat([case.query for case in cases]), cases[0]
+    out = torch.full_like(query, torch.nan)
+    sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], first.window or 0)]
+    where = (c_void_p(query.data_ptr()), c_void_p(table.ctypes.data), c_int64(len(cases)), c_void_p(out.data_ptr()))
+    assert operators().functions.attend(*where, *sizes, c_float(first.scale), c_int(threads)) == 0
+    return list(out.split([len(case.query) for case in cases]))
+
+
+@compiled
+@pytest.mark.parametrize("window", [None, 40, 300])
+@pytest.mark.parametrize("kv_heads, groups, size", [(3, 3, 64), (1, 1, 48), (2, 4, 128)])
+@pytest.mark.parametrize("context", [0, 250, 256, 511, 1200])
+def test_a_token_sees_the_same_bits_alone_and_beside_others(
+    kv_heads: int, groups: int, size: int, context: int, window: int | None
+) -> None:
+    """Whichever form its block takes, however the loops are divided and among however many threads."""
+    kind = (kv_heads, groups, size, torch.bfloat16, window)
+    cases = [make_case(random_tree(n, n), context + i, *kind, seed=n) for i, n in enumerate((2, 3, 5, 6, 11, 40))]
+    together = attend(cases, 1)
+    for threads in (2, 3, 4):
+        assert all(map(torch.equal, attend(cases, threads), together))
+    for case, found in zip(cases, together, strict=True):
+        assert all(torch.equal(attend([case], threads)[0], found) for threads in (1, 2, 4))
+        for node in range(0, len(found), 1 + len(found) // 8):
+            assert torch.equal(attend([case.plain(node)], 1 + node % 3)[0], found[node : node + 1])
+        exact = replace(case, query=case.query.double(), keys=case.keys.double(), values=case.values.double())
+        torch.testing.assert_close(found.double(), exact.truth(), rtol=2**-7, atol=2e-3)
+
+
+@compiled
+def test_scores_that_do_not_fit_at_once_are_taken_in_turns() -> None:
+    case = make_case(random_tree(33), 9000, 1, 2, 16, torch.bfloat16)
+    alone = attend([case], 1)[0]
+    assert torch.equal(attend([case], 2)[0], alone) and torch.equal(attend([case], 3)[0], alone)
+    assert torch.equal(attend([case.plain(20)], 4)[0], alone[20:21])
 
 
 def test_models_they_do_not_serve_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
