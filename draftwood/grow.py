@@ -58,7 +58,7 @@ def grow(draft: Draft, root: int, n_max: int, faint: float = FAINT) -> Tree:
     if isinstance(draft, Tree):
         return best_first(draft, root)[:n_max]
     if not isinstance(draft, Lattice):
-        return _alive(_grow_conditional(draft, root, n_max, faint))
+        return _grow_conditional(draft, root, n_max, faint)
     return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max)))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +35,7 @@ MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 TRIAL, RECENT = 64, 0.004  # choices before pooling is judged; weight of the newest
 # Probability that pooling must add to the chosen tokens. Trees of 5 nodes get exp(1.4 gain) times as many tokens
-# (docs/log.md), and pooling takes 2.5 % of a round: more than this is more tokens per second.
+# (docs/log.md), and pooling takes some 2 % of a round: more than this is more tokens per second.
 WORTH = 0.02
 
 
@@ -77,31 +78,37 @@ class Weights:
 Place: TypeAlias = tuple[int, int, tuple[Any, ...]]  # depth, token, each expert's own place
 
 
+@dataclass(slots=True, eq=False)
+class _Row:
+    """One depth of a lattice: what the products there need, in plain numbers."""
+
+    rank: dict[int, int]  # where each token stands
+    powers: list[float]  # q^a by rank
+    logp: list[float]
+    total: float  # of all tokens' powers, those included that the depth does not list
+
+
 class _Rows:
-    """A lattice, raised to an exponent that belongs to each depth: what the products at its depths need."""
+    """A lattice, raised to an exponent that belongs to each depth. Growth visits few depths: the others stay arrays."""
 
     def __init__(self, lattice: Lattice, exponents: Sequence[float]) -> None:
-        logp = np.minimum(np.nan_to_num(lattice.logp.astype(np.float64), nan=-np.inf), 0.0)
-        powers = np.exp(np.array(exponents)[:, None] * logp)
-        self.logp = np.maximum(logp, DEAD)
-        self.moment = (powers * self.logp).sum(1).tolist()  # for the mean of log q
-        self.total = np.maximum(powers.sum(1) + np.maximum(1 - np.exp(logp).sum(1), 0), 1e-30).tolist()
-        self.powers: list[list[float]] = powers.tolist()
-        self.tokens: list[list[int]] = lattice.tokens.tolist()
-        self._ranks: dict[int, dict[int, int]] = {}
+        logp = np.minimum(np.fmax(lattice.logp.astype(np.float64), -np.inf), 0.0)  # NaN is dead
+        self._tokens, self._powers, self._logp = lattice.tokens, np.exp(np.array(exponents)[:, None] * logp), logp
+        rest = np.maximum(1 - np.exp(logp).sum(1), 0.0)
+        self._totals = np.maximum(self._powers.sum(1) + rest, 1e-30).tolist()
+        self._rows: list[_Row | None] = [None] * len(logp)
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def rank(self, depth: int) -> dict[int, int]:
-        """Where each token of a depth stands."""
-        if depth not in self._ranks:
-            self._ranks[depth] = {token: rank for rank, token in enumerate(self.tokens[depth])}
-        return self._ranks[depth]
-
-    def least(self, depth: int) -> float:
-        """The power of a token that the depth does not list."""
-        return 0.5 * self.powers[depth][-1]
+    def at(self, depth: int) -> _Row | None:
+        """None below the lattice."""
+        if depth >= len(self._rows):
+            return None
+        row = self._rows[depth]
+        if row is None:
+            tokens = self._tokens[depth].tolist()
+            rank = dict(zip(tokens, range(len(tokens)), strict=True))
+            logp = np.maximum(self._logp[depth], DEAD).tolist()
+            row = self._rows[depth] = _Row(rank, self._powers[depth].tolist(), logp, self._totals[depth])
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +177,15 @@ class Pool:
         place, weights = self.start(), self._weights
         for token in chosen[: self._max_depth]:
             depth = place[0]
-            found = self._corrected(depth, place[1])
+            found, row = self._corrected(depth, place[1]), self._row(depth)
             p = self._of(found, depth, token)
             for opinion, _ in reversed(self._opinions(place)):
                 own = opinion.probs.get(token, 0.0)
                 p += weights.credit(opinion, p, own) * (own - p)
-            if self._rows is not None and depth < len(self._rows):
-                weights.judge(p, self._alone_of(depth, token))
-                self._follow_gradient(found, depth, place[1], token)
+            if row is not None:
+                rank = row.rank.get(token)
+                weights.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
+                self._follow_gradient(found, row, place, token)
             place = self.step(place, token)
 
     def _mix(self, place: Place) -> _Mixture:
@@ -208,8 +216,9 @@ class Pool:
 
     def _rest(self, depth: int, mixture: _Mixture) -> Iterator[tuple[float, int]]:
         """Probabilities and tokens of a lattice that nobody else spoke of, falling."""
-        if self._rows is not None and depth < len(self._rows):
-            for power, token in zip(self._rows.powers[depth], self._rows.tokens[depth], strict=True):
+        row = self._row(depth)
+        if row is not None:
+            for power, token in zip(row.powers, row.rank, strict=True):
                 p = mixture.factor * power
                 if p <= 0:
                     return
@@ -221,16 +230,12 @@ class Pool:
         p = mixture.listed.get(token)
         if p is not None:
             return p
-        if self._rows is None or depth >= len(self._rows):
-            return 0.0
-        rank = self._rows.rank(depth).get(token)
-        return 0.0 if rank is None else mixture.factor * self._rows.powers[depth][rank]
+        row = self._row(depth)
+        rank = None if row is None else row.rank.get(token)
+        return 0.0 if row is None or rank is None else mixture.factor * row.powers[rank]
 
-    def _alone_of(self, depth: int, token: int) -> float:
-        """The first lattice's own probability."""
-        assert self._rows is not None
-        rank = self._rows.rank(depth).get(token)
-        return 0.0 if rank is None else exp(self._rows.logp[depth, rank])
+    def _row(self, depth: int) -> _Row | None:
+        return None if self._rows is None else self._rows.at(depth)
 
     def _corrected(self, depth: int, token: int) -> _Mixture:
         """The lattice's probabilities, given the token before."""
@@ -241,44 +246,41 @@ class Pool:
 
     def _correct(self, depth: int, token: int) -> _Mixture:
         seen, after = self._table.of(token) if self._table else (0, {})
-        rows = self._rows
-        if rows is None or depth >= len(rows):
+        row = self._row(depth)
+        if row is None:
             return _Mixture(0.0, after, dict.fromkeys(after, self._table_source))
         b = self._weights.exponents[min(depth, DEPTHS - 1)][known(seen)] if seen else 0.0
-        low, total = FLOOR**b, rows.total[depth] * FLOOR**b
-        powers, rank, least = rows.powers[depth], rows.rank(depth), rows.least(depth)
-        listed, sources = {}, {}
+        low = FLOOR**b
+        total, least, listed, sources = row.total * low, 0.5 * row.powers[-1], {}, {}
         for follower, s in after.items():
-            at = rank.get(follower)
-            if at is None:
+            rank = row.rank.get(follower)
+            if rank is None:
                 weight = least * (s + FLOOR) ** b
                 sources[follower] = self._table_source
             else:
-                weight = powers[at] * (s + FLOOR) ** b
-                total -= powers[at] * low
+                weight = row.powers[rank] * (s + FLOOR) ** b
+                total -= row.powers[rank] * low
             listed[follower] = weight
             total += weight
         total = max(total, 1e-30)
         return _Mixture(low / total, {follower: weight / total for follower, weight in listed.items()}, sources)
 
-    def _follow_gradient(self, found: _Mixture, depth: int, before: int, chosen: int) -> None:
+    def _follow_gradient(self, found: _Mixture, row: _Row, place: Place, chosen: int) -> None:
         """Move the exponents towards a larger log p(chosen): log q and log s there, less their means under p."""
-        rows = self._rows
-        assert (rows is not None and self._table is not None) or not found.listed
-        rank = rows.rank(depth) if rows else {}
-        if not found.listed or rows is None or (chosen not in rank and chosen not in found.listed):
+        depth, before, _ = place
+        rank, outside = row.rank, row.logp[-1]
+        if self._table is None or not found.listed or (chosen not in rank and chosen not in found.listed):
             return
-        seen, after = self._table.of(before) if self._table else (0, {})
-        outside = float(rows.logp[depth, -1])
-        mean_q, mean_s, spoken = found.factor * rows.moment[depth], 0.0, 0.0
+        seen, after = self._table.of(before)
+        mean_q, mean_s, spoken = found.factor * sum(map(mul, row.powers, row.logp)), 0.0, 0.0
         for token, p in found.listed.items():
             at = rank.get(token)
-            log_q = outside if at is None else float(rows.logp[depth, at])
-            mean_q += p * log_q - (0.0 if at is None else found.factor * rows.powers[depth][at] * log_q)
+            log_q = outside if at is None else row.logp[at]
+            mean_q += p * log_q - (0.0 if at is None else found.factor * row.powers[at] * log_q)
             mean_s += p * log(after.get(token, 0.0) + FLOOR)
             spoken += p
         mean_s += (1 - spoken) * log(FLOOR)
-        log_q = float(rows.logp[depth, rank[chosen]]) if chosen in rank else outside
+        log_q = row.logp[rank[chosen]] if chosen in rank else outside
         exponents = self._weights.exponents[min(depth, DEPTHS - 1)]
         _move(exponents, 0, log_q - mean_q, LOWEST_A)
         _move(exponents, known(seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)

@@ -173,7 +173,9 @@ class HostRounds:
             with clock("observe"):
                 tokens, rows = _committed(parts, verdicts, self._drafted)
                 if tokens:
-                    self._drafter.learn(tokens, result.logits[rows])
+                    first, end = rows[0], rows[-1] + 1
+                    whole = rows == list(range(first, end))  # mostly, and then nothing need be copied
+                    self._drafter.learn(tokens, result.logits[first:end] if whole else result.logits[rows])
         return verdicts
 
     def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:

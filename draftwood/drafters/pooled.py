@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from draftwood.latency import Work
 from draftwood.pool import Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
-from draftwood.tree import Draft, Floats, Ints, Lattice, Tree
+from draftwood.tree import Draft, Lattice, Tree
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
 MOST_SAID = 256  # rounds that the table waits for a draft: by then none is left to be judged
@@ -57,21 +58,22 @@ class Recycling:
     name = "recycling"
     max_depth = 8
 
-    def __init__(self, vocab: int) -> None:
-        self.table = Successors(vocab)
+    def __init__(self) -> None:
+        self.table = Successors()
 
     @classmethod
     def load(cls, argument: str, target: Target) -> Recycling:
         """It has no parameters. Raises BadInput."""
         if argument:
             raise BadInput(f"recycling:{argument}: recycling takes no parameter; write recycling.")
-        return cls(target.vocab_size)
+        return cls()
 
     def fresh(self) -> Recycling:
-        return Recycling(self.table.vocab)
+        return Recycling()
 
 
 Part = Drafter | Voice | Recycling
+Said = tuple[Sequence[int], list[list[int]], list[list[float]]]  # by the target, and not in the table yet
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +89,11 @@ class Pooled(Learner, Carded):
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = list(parts)
         self.name = "+".join(part.name for part in parts)
-        self._drafters = [part for part in parts if not isinstance(part, (Voice, Recycling))]
-        self.tap_layers = tuple(dict.fromkeys(layer for part in self._drafters for layer in part.tap_layers))
+        self._drafters = {i: part for i, part in enumerate(parts) if not isinstance(part, (Voice, Recycling))}
+        self.tap_layers = tuple(dict.fromkeys(layer for part in self._drafters.values() for layer in part.tap_layers))
         self.max_depth = max(part.max_depth for part in parts)
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
-        self._said: list[tuple[Sequence[int], Ints, Floats]] = []  # by the target, and not in the table yet
+        self._said: list[Said] = []
         self.weights = Weights()
 
     @staticmethod
@@ -111,7 +113,7 @@ class Pooled(Learner, Carded):
     def authors(self, tree: Tree) -> list[str]:
         """Which part each node of a tree is from, the root included; of a lattice, whichever drafts."""
         if tree.sources is None:
-            return ["+".join(part.name for part in self._drafters)] * len(tree.tokens)
+            return ["+".join(part.name for part in self._drafters.values())] * len(tree.tokens)
         return [self.parts[source].name for source in tree.sources]
 
     def open(self, capacity: int) -> PooledState:
@@ -140,11 +142,10 @@ class Pooled(Learner, Carded):
             self._hear(request)
         self._take_over()
         proposals: dict[int, list[Draft]] = {}
-        for i, part in enumerate(self.parts):
-            if not isinstance(part, (Voice, Recycling)):
-                # The one that the pool will prefer may be far down in the drafter's own order.
-                own = [replace(r, state=r.state.states[i], width=max(r.width, CANDIDATES)) for r in requests]
-                proposals[i] = part.draft(own)
+        for i, part in self._drafters.items():
+            # The one that the pool will prefer may be far down in the drafter's own order.
+            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth) for r in requests]
+            proposals[i] = part.draft(own)
         return [
             self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
         ]
@@ -154,11 +155,11 @@ class Pooled(Learner, Carded):
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
-            self._said.append((tokens, followers.cpu().numpy(), logp.exp().cpu().numpy()))
+            self._said.append((tokens, followers.tolist(), [[exp(x) for x in row] for row in logp.tolist()]))
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
-        works = [part.work(context) for part in self._drafters]
+        works = [part.work(context) for part in self._drafters.values()]
         return Work(
             sum(work.flops for work in works), sum(work.bytes for work in works), sum(work.launches for work in works)
         )

@@ -130,7 +130,7 @@ DRAFTERS: dict[str, Callable] = {
             Branching("branching"),
             Noisy("noisy"),
             NgramDrafter.load("", target),
-            Recycling(target.vocab_size),
+            Recycling(),
         ]
     ),
     "dflash": lambda target, truth: tiny_dflash(target),

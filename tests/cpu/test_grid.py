@@ -77,7 +77,7 @@ def test_of_a_conditional_draft_whole_depths_are_moved_and_siblings_stay_apart()
 
 
 def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
-    worse = Worse(Pooled([Truthful("inner", truth=[5] * 300), Recycling(VOCAB)]), 1.0, VOCAB)
+    worse = Worse(Pooled([Truthful("inner", truth=[5] * 300), Recycling()]), 1.0, VOCAB)
     worse.learn([7], torch.eye(VOCAB)[[3]])
     drafts = [made.draft([Request(made.open(9), 7, 4)])[0] for made in (worse, worse.fresh())]
     known = [{token for _, token, _ in draft.children(draft.start())} for draft in drafts]  # type: ignore[union-attr]

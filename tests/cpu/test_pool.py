@@ -34,10 +34,9 @@ def random_lattice(seed: int) -> Lattice:
 
 
 def taught(seed: int) -> Successors:
-    rng, table = np.random.default_rng(seed), Successors(V)
+    rng, table = np.random.default_rng(seed), Successors()
     for token in range(V // 2):  # the others stay unknown
-        followers = rng.permutation(V)[:4]
-        table.learn([token], followers[None], np.array([[0.5, 0.2, 0.1, 0.05]], np.float32))
+        table.learn([token], [rng.permutation(V)[:4].tolist()], [[0.5, 0.2, 0.1, 0.05]])
     return table
 
 
@@ -175,14 +174,14 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
 
 def test_what_is_worthless_is_switched_off() -> None:
     """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone."""
-    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling(97)]), np.random.default_rng(0)
+    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
     state, root, alone = made.open(8), 0, []
     for _ in range(600):
         alone.append(isinstance(made.draft([Request(state, root, 97)])[0], Lattice))
         right = made.parts[0].propose([*state.states[0], root], 97)
         p = np.exp(right.logp[0].astype(np.float64))
         chosen = int(rng.choice(right.tokens[0], p=p / p.sum()))
-        made._recycling.table.learn([root], np.array([[(chosen + 1) % 97]]), np.array([[0.9]], np.float32))
+        made._recycling.table.learn([root], [[(chosen + 1) % 97]], [[0.9]])
         made.extend(state, [root], None)
         root = chosen
     assert not any(alone[:50]) and np.mean(alone[-300:]) > 0.5
@@ -190,7 +189,7 @@ def test_what_is_worthless_is_switched_off() -> None:
 
 def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> None:
     """What follows is drawn anew each time: the table knows nothing of it, unless it has read on."""
-    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling(V)]), np.random.default_rng(0)
+    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
     state, root = made.open(8), 0
     for _ in range(1000):
         made.draft([Request(state, root, V)])
@@ -202,7 +201,7 @@ def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> 
 
 
 def test_every_node_has_an_author() -> None:
-    made = Pooled([Noisy("noisy", max_depth=1), Recycling(97)])
+    made = Pooled([Noisy("noisy", max_depth=1), Recycling()])
     tree = chain_tree([5, 6, 7])
     assert made.authors(tree) == ["noisy"] * 3, "a lattice alone"
     pooled = replace(tree, sources=np.array([0, 1, 0]))
@@ -210,9 +209,9 @@ def test_every_node_has_an_author() -> None:
 
 
 def test_the_table_holds_averages_of_what_was_seen() -> None:
-    table = Successors(5)
-    table.learn([1], np.array([[2, 3]]), np.array([[0.6, 0.4]], np.float32))
-    table.learn([1], np.array([[2, 4]]), np.array([[0.2, 0.8]], np.float32))
+    table = Successors()
+    table.learn([1], [[2, 3]], [[0.6, 0.4]])
+    table.learn([1], [[2, 4]], [[0.2, 0.8]])
     assert table.of(1) == (2, pytest.approx({2: 0.4, 3: 0.2, 4: 0.4}))
     assert table.of(0) == (0, {})
 
@@ -229,7 +228,7 @@ def test_recycling_learns_every_verified_node() -> None:
 
 def test_a_fresh_drafter_shares_weights_and_nothing_that_was_learned() -> None:
     noisy = Noisy("noisy", vocab=V)
-    taught = Pooled([noisy, registry.drafter("ngram:earlier=100", tiny_target()).parts[0], Recycling(V)])
+    taught = Pooled([noisy, registry.drafter("ngram:earlier=100", tiny_target()).parts[0], Recycling()])
     state = taught.open(1)
     taught.extend(state, [1, 2, 3], None)
     taught.learn([1, 2], torch.randn(2, V))
@@ -262,7 +261,7 @@ def test_the_card_of_a_drafter_counts_for_the_pool() -> None:
     drafter = tiny_dflash(tiny_target())
     drafter.config = replace(drafter.config, tau=2.5)
     assert isinstance(drafter, Carded) and drafter.promised_tau == 2.5
-    made = Pooled([Recycling(V), drafter])
+    made = Pooled([Recycling(), drafter])
     assert isinstance(made, Carded) and made.promised_tau == 2.5
-    assert Pooled([Recycling(V)]).promised_tau is None
+    assert Pooled([Recycling()]).promised_tau is None
     assert D2SDDrafter(drafter, drafter, Options(), "d2sd").promised_tau == 2.5
