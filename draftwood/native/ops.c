@@ -14,6 +14,7 @@
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
+#define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
 #define CHUNK 64      // logits that are looked at together
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
@@ -297,33 +298,51 @@ static void soften_range(const Block *block, int64_t range) {
         all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
 }
 
-// out [lanes, dim] = sum of weighted values over the sum of weights, for LANES columns from d on of `width` lanes.
-INLINE void gather(const Call *call, const Block *block, int64_t lane, int64_t d, const int width) {
-    const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * call->dim + d;
-    const float *weights = block->scores + lane;
-    vec sums[AT_ONCE] = {0};
-    float4 all[AT_ONCE / 4] = {0}, some;
-    for (int64_t s = block->first; s < block->stop; s++, values += call->dim, weights += block->pace) {
-        vec value = widen(values);
-        for (int k = 0; k < width; k++) sums[k] += value * weights[k];
-        for (int k = 0; k < width; k += 4) memcpy(&some, weights + k, sizeof some), all[k / 4] += some;
+// Adds `count` weighted values to the sums of `width` lanes, `columns` vectors of each, and their weights to `all`.
+INLINE void gather_some(const bf16 *values, const float *weights, int64_t count, int64_t dim, int64_t pace,
+                        vec sums[][COLUMNS], float4 *all, const int width, const int columns) {
+    vec mine[AT_ONCE][COLUMNS], value[COLUMNS];
+    float4 total[AT_ONCE / 4], some;
+    memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof some);
+    for (int64_t s = 0; s < count; s++, values += dim, weights += pace) {
+        for (int c = 0; c < columns; c++) value[c] = widen(values + c * LANES);
+        for (int k = 0; k < width; k++)
+            for (int c = 0; c < columns; c++) mine[k][c] += value[c] * weights[k];
+        for (int k = 0; k < width; k += 4) memcpy(&some, weights + k, sizeof some), total[k / 4] += some;
     }
-    for (int k = 0; k < width && lane + k < block->lanes; k++) {
-        float sum = all[k / 4][k % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
-        bf16 *to = call->out + query_at(call, block, lane + k) + d;
-        for (int i = 0; i < LANES; i++) to[i] = down(sums[k][i] * weight);
+    memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof some);
+}
+
+static inline int columns_of(const Call *call) { return call->dim % (COLUMNS * LANES) ? 1 : COLUMNS; }
+
+static inline int64_t pieces_of(const Call *call) { return call->dim / (columns_of(call) * LANES); }
+
+// `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights. In
+// ranges, so that values are fetched once for all lanes.
+INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns) {
+    int64_t dim = call->dim, pace = block->pace;
+    vec sums[LANES][COLUMNS] = {0};
+    float4 all[LANES / 4] = {0};
+    const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * dim + d;
+    const float *weights = block->scores;
+    for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim, weights += RANGE * pace) {
+        int64_t count = slots_of(block, range);
+        if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns);
+        for (int64_t l = 0; l + AT_ONCE <= pace; l += AT_ONCE)
+            gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns);
+    }
+    for (int64_t l = 0; l < block->lanes; l++) {
+        float sum = all[l / 4][l % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
+        bf16 *to = call->out + query_at(call, block, l) + d;
+        for (int i = 0; i < columns * LANES; i++) to[i] = down(sums[l][i / LANES][i % LANES] * weight);
     }
 }
 
-static inline int64_t pieces_of(const Call *call) { return 2 * call->dim / LANES; }
-
-// A piece of a block's output: one half of its lanes, LANES columns.
 static void gather_piece(const Call *call, const Block *block, int64_t piece) {
-    int64_t lane = piece % 2 * AT_ONCE, d = piece / 2 * LANES;
-    if (block->lanes - lane > AT_ONCE / 2)
-        gather(call, block, lane, d, AT_ONCE);
-    else if (block->lanes > lane)
-        gather(call, block, lane, d, AT_ONCE / 2);
+    if (columns_of(call) == COLUMNS)
+        gather(call, block, piece * COLUMNS * LANES, COLUMNS);
+    else
+        gather(call, block, piece * LANES, 1);
 }
 
 // Queries from `start` on of a part and a key head.
@@ -445,7 +464,8 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
             }
     qsort(blocks, listed, sizeof(Block), larger_first);
     int64_t turn = threads * largest, turns = (total + turn - 1) / turn;
-    int whole = threads == 1 || turns * turn * 8 <= total * 9;  // little of the last turn is idle
+    // Idle threads are better than divided blocks if they are few: many scores would go from one core to another.
+    int whole = threads == 1 || turns * turn * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
     int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
     if (room > total && !whole) room = total;
     vec *scores = aligned_alloc(sizeof(vec), room * sizeof(vec));
