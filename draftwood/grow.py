@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
-from math import log
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ class Growth:
     depth: int | None = None  # of the deepest node; None: the draft's
     spine: bool = False  # with the whole chain, however faint: what is recorded for others to grow from
 
-    def __call__(self, draft: Draft, root: int, faint: float = FAINT) -> Tree:
-        """The tree below the token `root`; nodes of less mass than `faint` need not be grown where growing is slow."""
+    def __call__(self, draft: Draft, root: int, faint: float = 0.0) -> Tree:
+        """The tree below the token `root`; nodes of less mass than `faint` need not be grown."""
         if self.per_depth is None:
             tree = grow(draft, root, self.n_max, faint)
             return joined(tree, chain(draft, root, self.n_max)) if self.spine else tree
@@ -50,8 +50,10 @@ class Growth:
         return min(total, self.n_max)
 
 
-def grow(draft: Draft, root: int, n_max: int, faint: float = FAINT) -> Tree:
-    """The best-first tree of at most `n_max` nodes below the token `root`; of a conditional draft none below `faint`.
+def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
+    """The best-first tree of at most `n_max` nodes below the token `root`, none of less mass than `faint`.
+
+    Of a conditional draft there is none below `FAINT` either.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
@@ -59,7 +61,7 @@ def grow(draft: Draft, root: int, n_max: int, faint: float = FAINT) -> Tree:
         return best_first(draft, root)[:n_max]
     if not isinstance(draft, Lattice):
         return _grow_conditional(draft, root, n_max, faint)
-    return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max)))
+    return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max, -log(faint) if faint else inf)))
 
 
 def chain(draft: Draft, root: int, n_max: int) -> Tree:
@@ -134,8 +136,8 @@ def grow_reference(draft: Lattice, root: int, n_max: int) -> Tree:
     return _alive(_tree(draft, root, *zip(*taken, strict=True)))
 
 
-def _pop(edges: list[list[float]], n_max: int) -> tuple[list[float], list[int], list[int], list[int]]:
-    """Costs, depths, parents and ranks of the root and the first `n_max` nodes in best-first order.
+def _pop(edges: list[list[float]], n_max: int, most: float) -> tuple[list[float], list[int], list[int], list[int]]:
+    """Costs, depths, parents and ranks of the root and the first `n_max` nodes in best-first order, none over `most`.
 
     The only nodes that can follow a node directly are its next sibling and its first child, so a heap that
     gets these two at each pop always holds the next node. Costs are plain floats: a heap of numpy scalars is
@@ -144,7 +146,7 @@ def _pop(edges: list[list[float]], n_max: int) -> tuple[list[float], list[int], 
     costs, depths, parents, ranks = [0.0], [0], [-1], [0]
     heap = [(edges[0][0], 1, 0, 0)] if edges and edges[0] else []
     for node in range(1, 1 + n_max):
-        if not heap:
+        if not heap or heap[0][0] > most:
             break
         cost, depth, parent, rank = heap[0]
         costs.append(cost)
