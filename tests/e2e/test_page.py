@@ -115,6 +115,7 @@ def test_an_answer_is_what_the_model_writes_alone(open_page, running: Running, l
 
 def test_tokens_say_where_they_are_from_in_words(open_page, running: Running) -> None:
     page = open_page(running.url)
+    page.get_by_label("Policy").fill("ddtree:12")  # bastion may have found out that drafting does not pay here
     say(page, "ab ab ab ab ab ab ab", tokens=120)
     done(page)
     drafted, own = page.locator(".tokens .draft"), page.locator(".tokens .bonus")
