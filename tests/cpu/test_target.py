@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from draftwood.errors import BadInput, BadModel
 from draftwood.packing import can_pack
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree
-from tests.reference import FAMILIES, ON_PATHS, SHAPE, plain_logits, tiny_model, tiny_target
+from tests.reference import FAMILIES, LEAN, ON_PATHS, SHAPE, plain_logits, tiny_model, tiny_target
 
 PROMPT = [(7 * i + 3) % 97 for i in range(21)]
 
@@ -19,6 +21,10 @@ def close(family: str, path: str) -> dict[str, float]:
     """Tolerances. transformers computes norms and soft-capped attention in fp32 whatever the model's dtype."""
     exact = path == "universal" and family != "gemma2"
     return dict(rtol=1e-9, atol=1e-9) if exact else dict(rtol=1e-4, atol=1e-4)
+
+
+def rope(rope_type: str, **options: float) -> dict[str, object]:
+    return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=1e4, **options))
 
 
 def random_tree(seed: int, size: int = 13) -> Tree:
@@ -48,6 +54,49 @@ def test_a_tree_equals_plain_attention_along_each_branch(family: str, path: str)
             branch = [int(tree.tokens[i]) for i in (0, *tree.path(node))]
             expected = plain_logits(target, PROMPT + branch)[-1]
             torch.testing.assert_close(found[node], expected, **close(family, path))
+
+
+LLAMA3 = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0)
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    **{family: (family, {}) for family in LEAN},
+    "linear rope": ("llama", rope("linear", factor=2.0)),
+    "llama3 rope": ("llama", rope(**LLAMA3, factor=8.0, original_max_position_embeddings=64)),
+    "yarn rope": ("qwen3", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "biases": ("llama", dict(attention_bias=True, mlp_bias=True)),
+    "biases and q/k norm": ("qwen3", dict(attention_bias=True)),
+    "tied head": ("qwen2", dict(tie_word_embeddings=True)),
+    "one key head": ("mistral", dict(num_key_value_heads=1)),
+    "a key head each": ("llama", dict(num_key_value_heads=4)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_lean_path_is_the_universal_one(variant: str) -> None:
+    """In all the forms that Llama-shaped models have: rotary scaling, biases, a tied head, groups of any size."""
+    family, changes = VARIANTS[variant]
+    model = tiny_model(family, **changes)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.normal_()  # they begin as zeros
+    found = [both_of(Target(deepcopy(model), variant, path=path, tap_layers=(0, 2))) for path in ("lean", "universal")]
+    for lean, universal in zip(*found, strict=True):
+        torch.testing.assert_close(lean, universal, **close(family, "lean"))
+
+
+def both_of(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and taps of a tree behind a prompt."""
+    cache = prefilled(target, PROMPT)
+    found = target.verify(target.plan([random_tree(5)], cache), cache)
+    assert found.taps is not None
+    return found.logits, found.taps
+
+
+def test_rotary_frequencies_that_depend_on_the_length_are_left_to_the_model() -> None:
+    changes = rope("dynamic", factor=2.0)
+    assert tiny_target("llama", **changes).path.name == "universal"
+    with pytest.raises(BadInput, match=r"rotary frequencies \(dynamic\) depend on the length"):
+        tiny_target("llama", "lean", **changes)
 
 
 @pytest.mark.parametrize(("family", "path"), ON_PATHS)
