@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood import registry
 from draftwood.bench.baseline import Transformers
+from draftwood.bench.partings import tie
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, compare, jsonable, summarize, what_if
 from draftwood.errors import BadInput
@@ -191,13 +192,13 @@ class Asker:
 
     def __call__(self, prompt: Prompt, turn: int, messages: Messages, method: str) -> Run:
         """One method's answer to `messages`."""
-        # A first message is given as text, which a model without a chat template can continue.
-        question = messages[0]["content"] if len(messages) == 1 else messages
+        question = asked(messages)
         where = (prompt.id, prompt.dataset, turn, method)
         size, heat, seed = self.settings.max_new_tokens, self.settings.temperature, self.settings.seed
         if method == TRANSFORMERS:
             theirs = self.transformers.generate(question, size, heat, seed)
-            return Run(*where, theirs.text, len(theirs.token_ids), theirs.prefill_s, theirs.decode_s)
+            times = theirs.prefill_s, theirs.decode_s
+            return Run(*where, theirs.text, len(theirs.token_ids), *times, token_ids=theirs.token_ids)
         llm, policy = self.methods[method].llm, self.methods[method].policy
         llm.engine.tap()  # all share one target, and each pays for what its own drafter reads
         ours = llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=policy)
@@ -212,6 +213,19 @@ class Asker:
             token_ids=ours.token_ids,
         )
 
+    def explained(self, run: Run, plain: Run, messages: Messages) -> Run:
+        """The run with `tie` filled in, if its text should be that of `plain` and is not. Takes a prefill, untimed."""
+        if run.identical is not False or self.settings.temperature > 0:
+            return run
+        llm = self.methods[PLAIN].llm
+        prompt = llm.encode(asked(messages))
+        return replace(run, tie=tie(llm.target, prompt, plain.token_ids, run.token_ids))
+
+
+def asked(messages: Messages) -> str | Messages:
+    """A first message as text, which a model without a chat template can continue."""
+    return messages[0]["content"] if len(messages) == 1 else messages
+
 
 def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started) -> Iterator[list[Run]]:
     """The runs of each turn. Later turns follow plain decoding's answers, so that all read the same."""
@@ -222,7 +236,7 @@ def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: St
         for method in methods:
             started(prompt, method)
             runs[method] = ask(prompt, turn, messages, method)
-        yield compared(runs, ask.settings.temperature)
+        yield [ask.explained(run, runs[PLAIN], messages) for run in compared(runs, ask.settings.temperature)]
         messages.append({"role": "assistant", "content": runs[PLAIN].text})
 
 

@@ -42,6 +42,8 @@ def print_tables(
     against: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     console.print(speed_table(policies))
+    if any(stats.ties for stats in policies.values()):
+        console.print(ties_line(policies))
     if against:
         console.print(against_table(against["all"]))
     megabytes, bandwidth = ceiling["bytes_per_token"] / 1e6, ceiling["bandwidth_bytes_per_s"] / 1e9
@@ -71,6 +73,15 @@ def speed_table(policies: Mapping[str, MethodStats]) -> Table:
             "–" if s.identical is None else f"{s.identical}/{s.prompts}",
         )
     return table
+
+
+def ties_line(policies: Mapping[str, MethodStats]) -> str:
+    """Whether rounding explains the texts that are not identical."""
+    parts = (f"{name} {s.ties[-1]:.1f} ({len(s.ties)} texts)" for name, s in policies.items() if s.ties)
+    return (
+        "Where texts part from plain decoding's, the target's logits of the two tokens are at most so many units in "
+        f"the last place from its best: {', '.join(parts)}."
+    )
 
 
 def against_table(against: Mapping[str, Mapping[str, Any]]) -> Table:

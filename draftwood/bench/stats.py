@@ -42,6 +42,7 @@ class Run:
     identical: bool | None = None  # to plain decoding's text; None where equality is not to be expected
     prompt_tokens: int = 0
     token_ids: Sequence[int] = ()
+    tie: float | None = None  # where it parts from plain decoding's: how near the two tokens are, see `partings.tie`
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the token ids and the rounds, of which only the number is kept."""
@@ -74,6 +75,7 @@ class MethodStats:
     host_share: float  # of the rounds' seconds, see HOST_VERBS
     widths: Mapping[int, int]  # tokens verified, the root included -> rounds
     accepted: Mapping[int, int]  # nodes accepted -> rounds
+    ties: Sequence[float]  # of the turns that part from plain decoding's, see `partings.tie`
     latency_errors: Mapping[str, Errors]  # of draft, verify, aux and the whole round, each predicted beforehand
 
     def to_json(self) -> dict[str, Any]:
@@ -116,6 +118,7 @@ def method_stats(runs: Sequence[Run], ours: Totals, totals: Mapping[str, Totals]
         host_share=host_share(rounds),
         widths=histogram(1 + r.n for r in rounds),
         accepted=histogram(r.accepted for r in rounds),
+        ties=sorted(r.tie for r in runs if r.tie is not None),
         latency_errors=prediction_errors(rounds),
     )
 
