@@ -120,7 +120,9 @@ def operators_state(device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cpu" or dtype != torch.bfloat16:
         return "not used: they are for bfloat16 on a CPU"
     built = operators()
-    return built.reason if built.library else f"not compiled, PyTorch's are used: {built.reason}"
+    if built.library is None:
+        return f"not compiled, PyTorch's are used: {built.reason}"
+    return f"{built.reason}; the lean path attends with them, too, instead of with a backend named above"
 
 
 def latency_errors(profiles: Path) -> dict[str, dict[str, list[float]]]:

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoConfig
 
 from draftwood import cli, memory, registry
+from draftwood.assemble import build_engine
 from draftwood.bench import command
-from draftwood.bench.gpu import run
+from draftwood.bench.gpu import real, run
 from draftwood.bench.gpu.answers import PLAIN, POLICIES, Writer
 from draftwood.bench.gpu.options import GpuOptions
 from draftwood.bench.gpu.parts import SLACK
@@ -22,12 +23,15 @@ from draftwood.bench.gpu.report import print_rows
 from draftwood.bench.gpu.shapes import SHAPES, TINY, shape
 from draftwood.bench.gpu.synthetic import check_room, random_drafter, random_target
 from draftwood.drafters.dflash_config import parse_config
+from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.errors import BadInput
 from draftwood.grow import Growth
 from draftwood.latency import Machine
+from draftwood.llm import LLM
 from draftwood.recording import Answer, Header, Trace
 from draftwood.trace import Round, tau
 from draftwood.tree import Lattice
+from tests.reference import byte_tokenizer, dflash_files, tiny_target
 
 CPU = torch.device("cpu")
 MACHINE = Machine("made-up", peak=1e12, bandwidth=1e10, launch_s=1e-6)
@@ -200,10 +204,33 @@ def test_from_flags_to_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     answers = [r for r in summary["rows"] if r["kind"] == "answers"]
     assert {r["policy"] for r in answers} == {PLAIN, *POLICIES}
     assert all(r["synthetic"] and r["identical"] == 1 and r["tokens_per_s"] > 0 for r in answers)
+    assert all(0 < r["choose_s"] < r["round_s"] for r in answers)
     sizes = [r for r in summary["rows"] if r["kind"] == "memory"]
-    assert all(r["target"] > 0 and r["drafter"] > 0 and r["buffers"] > 0 for r in sizes)
+    assert [(r["of"], r["context"]) for r in sizes] == [("parts", 40), ("parts", 60), ("answers", 60)]
+    assert all(r["buffers"] > 0 and r["graphs"] == 0 for r in sizes), "nothing is captured on a CPU"
+    assert all(r["target"] > 0 and r["drafter"] > 0 for r in sizes if r["of"] == "parts")
     assert "SYNTHETIC" in out and summary["left"] == [] and "published" in summary["synthetic_acceptance"]["gsm8k"]
     assert (tmp_path / "gpu.png").stat().st_size > 1000
+
+
+def test_with_real_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--with-smollm2`, with a tiny model and drafter instead: the same rows, nothing of them synthetic."""
+    target = tiny_target(dtype=torch.float32, vocab_size=257, max_position_embeddings=4096)
+    dflash_files(target, tmp_path)
+    engine = build_engine(target, str(tmp_path), registry.policy("bastion"))
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(real, "load", lambda **given: (asked.update(given), LLM(engine, byte_tokenizer()))[1])
+    monkeypatch.setattr(run.Models, "parts", lambda self, context: [])
+    monkeypatch.setattr(run.Models, "answers", lambda self, context, rates: [])
+    rows = bench(None, with_smollm2=True, new_tokens=4)["rows"]
+    assert asked["drafter"] == str(EMBEDDED_DRAFTER)
+    assert [(r["of"], r["context"]) for r in rows if r["kind"] == "memory"] == [("parts", 40)]
+    parts = {(r["part"], r["width"]) for r in rows if r["kind"] == "part"}
+    assert parts >= {("verify", 1), ("verify", 4), ("draft", 0)}
+    answers = {r["policy"]: r for r in rows if r["kind"] == "answers"}
+    assert set(answers) == {"transformers", PLAIN, *real.POLICIES} and not any(r["synthetic"] for r in answers.values())
+    assert all(r["tokens_per_s"] > 0 and r["identical"] is not None for r in answers.values())
+    assert "of its own drafter" in capsys.readouterr().out
 
 
 def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from draftwood.bench.gpu.synthetic import ScriptedDrafter
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.trace import Round, tau
+from draftwood.trace import Round, seconds_by_verb, tau
 
 PLAIN = "autoregressive"
 POLICIES = ("dflash", "ddtree:63", "ddtree:127", "bastion:255")
@@ -37,6 +37,7 @@ class Answer:
             "tokens_per_s": self.tokens_per_s,
             "tau": tau(self.rounds),
             "round_s": self.seconds / len(self.rounds),
+            "choose_s": seconds_by_verb(self.rounds)["choose"] / len(self.rounds),  # the host's; the device may wait
             "width": sum(r.width for r in self.rounds) / len(self.rounds),
         }
 
@@ -71,5 +72,6 @@ class Writer:
             rounds.append(step.round)
         return Answer(policy, written, time.perf_counter() - start, rounds)
 
-    def nbytes(self) -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
+        """Bytes of the static buffers, and of the graphs of all policies that have written."""
         return self._engine.device.nbytes()

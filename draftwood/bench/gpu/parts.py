@@ -5,7 +5,7 @@ Without CUDA the same code runs as it is, and the clock is the host's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -183,6 +183,11 @@ def eager_seconds(target: Target, context: int) -> float:
             eos_token_id=None, pad_token_id=0, streamer=clock,
         )  # fmt: skip
     return (clock.ended - clock.times[1]) / (EAGER_TOKENS - 1)
+
+
+def memory_row(of: str, context: int, sizes: Mapping[str, int]) -> dict[str, object]:
+    """What `parts` or whole `answers` behind `context` tokens held, in bytes."""
+    return {"kind": "memory", "of": of, "context": context, **sizes}
 
 
 def synchronize(device: torch.device) -> None:

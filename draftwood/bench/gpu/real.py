@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from draftwood.bench.gpu.options import GpuOptions
-from draftwood.bench.gpu.parts import SLACK, Bench
+from draftwood.bench.gpu.parts import SLACK, Bench, memory_row
 from draftwood.bench.gpu.results import Row
 from draftwood.bench.measure import Settings, measure
 from draftwood.bench.prompts import load_prompts
+from draftwood.bench.stats import NAN
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.latency import Machine
@@ -23,7 +24,10 @@ def real_rows(options: GpuOptions, machine: Machine) -> list[Row]:
     assert isinstance(llm.drafter, DFlashDrafter)
     bench = Bench(llm.target, llm.drafter, machine, options.all_widths())
     contexts = [c for c in options.all_contexts() if c <= llm.target.context_limit - SLACK]
-    rows: list[Row] = [t.to_json(NAME) for c in contexts for t in bench.measure(c, options.batches)]
+    rows: list[Row] = []
+    for context in contexts:
+        rows += [timing.to_json(NAME) for timing in bench.measure(context, options.batches)]
+        rows.append({"model": NAME, **memory_row("parts", context, bench.memory())})
     return [*rows, *answer_rows(options, llm)]
 
 
@@ -43,6 +47,7 @@ def answer_rows(options: GpuOptions, llm: LLM) -> list[Row]:
                 **figures,
                 "speedup": stats.speedup_vs_plain,
                 "round_s": stats.round_ms / 1e3,
+                "choose_s": stats.verb_ms.get("choose", NAN) / 1e3,
                 "identical": None if stats.identical is None else stats.identical / stats.prompts,
             }
         )

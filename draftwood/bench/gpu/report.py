@@ -14,6 +14,11 @@ from draftwood.memory import readable
 
 PER_WIDTH = ("verify", "accept", "commit", "verify, accept, commit")
 ONCE = ("transformers", "draft", "grow", "draft, grow")
+HELD = ("target", "drafter", "buffers", "graphs")
+FIGURES = (  # of an answer, in the order of the table's columns: factor and digits
+    ("tokens_per_s", 1, 1), ("speedup", 1, 2), ("tau", 1, 2), ("width", 1, 1),
+    ("round_s", 1e3, 2), ("choose_s", 1e6, 0),
+)  # fmt: skip
 Row = Mapping[str, Any]
 
 
@@ -29,8 +34,8 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
             console.print(answer_table(model, answers))
         for row in mine:
             if row["kind"] == "memory":
-                sizes = (f"{name} {readable(row[name])}" for name in ("target", "drafter", "buffers", "graphs"))
-                console.print(f"{model}, memory at {row['context']} tokens: {', '.join(sizes)}")
+                sizes = (f"{name} {readable(row[name])}" for name in HELD if name in row)
+                console.print(f"{model}, memory of {row['of']} at {row['context']} tokens: {', '.join(sizes)}")
             if row["kind"] == "skipped":
                 console.print(f"{model}: {row['reason']}", markup=False)
 
@@ -54,14 +59,18 @@ def cell(row: Row) -> str:
 def answer_table(model: str, rows: Sequence[Row]) -> Table:
     kind = "under SYNTHETIC acceptance" if rows[0]["synthetic"] else "of its own drafter"
     title = f"{model}: whole answers {kind}"
-    columns = ("policy", "tokens/s", "× plain", "τ", "width", "round ms", "same text")
+    columns = ("policy", "tokens/s", "× plain", "τ", "width", "round ms", "choose µs", "same text")
     table = new_table(title, "rates", columns)
     for row in rows:
-        figures = (("tokens_per_s", 1), ("speedup", 2), ("tau", 2), ("width", 1))
+        cells = [known(row[name], factor, digits) for name, factor, digits in FIGURES]
         same = "–" if row["identical"] is None else f"{row['identical']:.0%}"
-        cells = [number(row[name], digits) for name, digits in figures]
-        table.add_row(row["rates"], row["policy"], *cells, number(1e3 * row["round_s"], 2), same)
+        table.add_row(row["rates"], row["policy"], *cells, same)
     return table
+
+
+def known(value: float | None, factor: float, digits: int) -> str:
+    """JSON has None where nothing can be said: transformers has no rounds."""
+    return "–" if value is None else number(factor * value, digits)
 
 
 def save_plot(rows: Sequence[Row], folder: Path) -> str:

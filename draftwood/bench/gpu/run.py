@@ -18,7 +18,7 @@ from rich.console import Console
 from draftwood.bench.environment import environment, installed, peak_memory
 from draftwood.bench.gpu.answers import PLAIN, POLICIES, Answer, Writer
 from draftwood.bench.gpu.options import GpuOptions
-from draftwood.bench.gpu.parts import SLACK, Bench
+from draftwood.bench.gpu.parts import SLACK, Bench, memory_row
 from draftwood.bench.gpu.rates import Rates, find_rates
 from draftwood.bench.gpu.report import print_rows, save_plot
 from draftwood.bench.gpu.results import Results, Row
@@ -163,7 +163,7 @@ class Models:
         def measure() -> list[Row]:
             bench = Bench(*self._get(), self._machine, self._options.all_widths())
             rows = [timing.to_json(self._shape.name) for timing in bench.measure(context, self._options.batches)]
-            return [*rows, {"model": self._shape.name, "kind": "memory", "context": context, **bench.memory()}]
+            return [*rows, {"model": self._shape.name, **memory_row("parts", context, bench.memory())}]
 
         return self._if_it_fits(context + SLACK, measure)
 
@@ -177,7 +177,8 @@ class Models:
             turns = list(writer.measure(rates, POLICIES, self._options.repeats))
             work = target.work(1, context)
             floor = max(work.bytes / self._machine.bandwidth, work.flops / self._machine.peak)
-            return [{"model": self._shape.name, "context": context, **row} for row in answer_rows(turns, rates, floor)]
+            rows = [*answer_rows(turns, rates, floor), memory_row("answers", context, writer.memory())]
+            return [{"model": self._shape.name, "context": context, **row} for row in rows]
 
         return self._if_it_fits(context + tokens + SLACK, measure)
 
