@@ -73,10 +73,13 @@ class Engine:
         self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
     def fresh(self) -> Engine:
-        """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ."""
+        """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ.
+
+        What it learns is remembered by nobody.
+        """
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
         prices = {requests: model.copy() for requests, model in self._latencies.items()}
-        made = Engine(self.target, drafter, self.policy, prices[1], self._offline, self.remember, self._asked)
+        made = Engine(self.target, drafter, self.policy, prices[1], self._offline, backend=self._asked)
         made._latencies = prices
         return made
 

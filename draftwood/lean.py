@@ -114,7 +114,7 @@ class Lean:
     @property
     def kind(self) -> str:
         """What measured times belong to."""
-        return "lean, compiled operators" if isinstance(self.native, Native) else "lean"
+        return f"lean, compiled operators {self.native.built.version}" if isinstance(self.native, Native) else "lean"
 
     @property
     def launches_per_layer(self) -> int:

@@ -169,7 +169,7 @@ def bench_grid(
     out: Annotated[Path, typer.Option(help="Folder; cells that it holds are not measured again.")],
     prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
-    limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 4,
+    limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
     max_new_tokens: MaxNewTokens = 64,
     cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,

@@ -47,7 +47,7 @@ class GridOptions:
 
     out: Path
     prompts: Sequence[str] = ()  # sets: files or names
-    limit: int = 4  # prompts of a cell
+    limit: int = 8  # prompts of a cell
     max_new_tokens: int = 64
     cells: int | None = None  # only the first so many that are missing
     full: bool = False  # every context in every cell, three times as many
@@ -121,12 +121,25 @@ def lengthened(ids: Sequence[int], filler: Sequence[int], context: int) -> list[
 
 
 def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]:
-    """An engine for each method, as in a process of its own: what one learns from texts and clocks helps no other."""
+    """An engine for each method, with one latency model for all until they are made `fresh`."""
     drafters = {method: None if method == PLAIN else worsened(llm, DRAFTERS[place.drafter]) for method in methods}
+    prices = llm.engine.latency.copy()
     return {
-        method: Engine(llm.target, drafter, registry.policy(method), llm.engine.latency).fresh()
-        for method, drafter in drafters.items()
+        method: Engine(llm.target, drafter, registry.policy(method), prices) for method, drafter in drafters.items()
     }
+
+
+def warmed(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> dict[str, Engine]:
+    """The same engines on a machine that has been used before, at a context like this one.
+
+    Kernels of their widths exist, and all know what any of them learned about seconds, as from a profile. Each in a
+    process of its own from here on: what one learns from texts and clocks helps no other.
+    """
+    read(ran, prompt, known)
+    for engine in ran.values():
+        warm = Answering(engine, prompt, WARM_TOKENS, Sampling(), known[engine.drafter is None])
+        warm.run(WARM_TOKENS)
+    return {method: engine.fresh() for method, engine in ran.items()}
 
 
 class Answering:
@@ -157,6 +170,13 @@ class Answering:
         self.seconds += time.perf_counter() - start
 
 
+def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
+    """Read a prompt once with a drafter and once without, for all methods."""
+    for kind, cache in known.items():
+        reader = next(engine for engine in ran.values() if (engine.drafter is None) == kind)
+        Answering(reader, prompt, 1, Sampling(), cache)
+
+
 def worsened(llm: LLM, share: float) -> Drafter | None:
     return llm.drafter if not share or llm.drafter is None else Worse(llm.drafter, share, llm.target.vocab_size)
 
@@ -168,12 +188,9 @@ def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: Gri
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for ids in encoded for token in ids]
-    for method in methods:
-        warm = Answering(ran[method], encoded[0], WARM_TOKENS, Sampling(), PrefixCache(None, 0))
-        warm.run(WARM_TOKENS)  # kernels of its widths
-    ran = {method: engine.fresh() for method, engine in ran.items()}
     longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
     known = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
+    ran = warmed(ran, lengthened(encoded[0], filler, place.context), known)
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
     rounds: list[Round] = []
     for i, ids in enumerate(encoded):
@@ -194,9 +211,7 @@ def race(
     first: int,
 ) -> dict[str, Answering]:
     """All methods answer a prompt, some tokens each in turn; `first` says who begins. `known` by having no drafter."""
-    for kind, cache in known.items():  # read once with a drafter and once without
-        reader = next(engine for engine in ran.values() if (engine.drafter is None) == kind)
-        Answering(reader, prompt, 1, sampling, cache)
+    read(ran, prompt, known)
     answers = {
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()

@@ -35,6 +35,11 @@ class Built:
     library: Path | None
     reason: str
 
+    @property
+    def version(self) -> str:
+        """Of their source, compiler and machine, in eight letters; "" without a library."""
+        return "" if self.library is None else self.library.stem[-8:]
+
     @functools.cached_property
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason

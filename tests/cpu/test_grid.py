@@ -22,6 +22,7 @@ from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
+from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice
 from tests.reference import VOCAB, Truthful
@@ -105,6 +106,16 @@ def tiny_llm(target: Target) -> Any:
     drafter = Truthful("truthful", truth=[5] * 300)
     engine = SimpleNamespace(latency=LatencyModel(MACHINE, target.work, drafter.work))
     return SimpleNamespace(target=target, drafter=drafter, engine=engine, encode=lambda text: [1, 2, len(text)])
+
+
+def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part(target: Target) -> None:
+    ran = grid.engines(tiny_llm(target), Place("s", 0.0, "good", 16), (PLAIN, OURS, "ddtree:4"))
+    known = {engine.drafter is None: PrefixCache(engine.drafter, 64) for engine in ran.values()}
+    before = ran[PLAIN].latency.costs(4, 20).verify_s.copy()
+    after = grid.warmed(ran, [1, 2, 3], known)
+    costs = {method: engine.latency.costs(4, 20).verify_s for method, engine in after.items()}
+    assert all(np.array_equal(cost, costs[PLAIN]) and (cost != before).all() for cost in costs.values())
+    assert len({id(engine.latency) for engine in after.values()}) == 3
 
 
 def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,9 @@ def test_what_was_learned_is_kept(folder: Path, tmp_path: Path, monkeypatch: pyt
     second = draftwood.load(str(folder), "ngram")
     fresh = type(second.engine.latency)(second.engine.latency.machine, second.target.work, None)
     assert second.engine.latency.costs(0, 0).plain_s != fresh.costs(0, 0).plain_s
+    kept = learned[0].read_text()
+    second.fresh().generate(PROMPT, max_new_tokens=12)
+    assert learned[0].read_text() == kept, "a copy for comparisons would overwrite it with what it did not learn"
     learned[0].write_text("{")
     draftwood.load(str(folder), "ngram")
 
