@@ -134,7 +134,7 @@ def run_distill(options: DistillOptions) -> bool:
     tokenizer = load_tokenizer(name)
     jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
     target = load_target(name, options.dtype, options.device)
-    claim(options, Identity.of(target))
+    manifest = claim(options, Identity.of(target))
     check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
     shards = Shards.open(options.out)
     notes = Console(stderr=True, highlight=False)
@@ -142,6 +142,7 @@ def run_distill(options: DistillOptions) -> bool:
         end = tokenizer.eos_token_id
         stop_ids = target.stop_ids | (frozenset() if end is None else {end})
         writing = open_writing(options, target, jobs, shards, stop_ids)
+        manifest.save(options.out)  # not before all that may be refused: other flags are then free to try
         began, before = time.monotonic(), shards.tokens
         for text in writing.texts():
             if text is not None:
@@ -187,13 +188,12 @@ def open_writing(
     return Writing(rows, size, left, limits, jobs.template, admit, begun)
 
 
-def claim(options: DistillOptions, target: Identity) -> None:
-    """Say whose data the folder holds, or refuse to mix it with others'."""
+def claim(options: DistillOptions, target: Identity) -> Manifest:
+    """Whose data the folder is to hold. Raises BadInput if it holds others'."""
     ours = Manifest(target, options.thinking, options.recipe())
     found = Manifest.load(options.out)
     if found is None:
-        ours.save(options.out)
-        return
+        return ours
     if not found.target.same_as(target):
         raise BadInput(f"--out {options.out} holds texts of {found.target.name}; name another folder.")
     if (found.thinking, found.recipe) != (ours.thinking, ours.recipe):
@@ -201,6 +201,7 @@ def claim(options: DistillOptions, target: Identity) -> None:
             f"--out {options.out} was begun with other flags ({found.recipe}, thinking {found.thinking}); repeat them "
             "to go on, or name another folder."
         )
+    return found
 
 
 def closing(options: DistillOptions, shards: Shards) -> str:

@@ -90,6 +90,20 @@ class Tally:
             if (n := (bins == b).sum())
         ]
 
+    def confidence(self) -> dict[str, float]:
+        """What the drafter said of all its nodes' paths, and how many were accepted; NaN without nodes."""
+        said, seen = (float(np.mean(x)) if x else float("nan") for x in (self.mass, self.kept))
+        return {"predicted": said, "observed": seen}
+
+    def figures(self) -> dict[str, Any]:
+        """Everything but tau, as JSON."""
+        return {
+            "rounds": len(self.emitted),
+            "acceptance": self.acceptance(),
+            "confidence": self.confidence(),
+            "calibration": self.calibration(),
+        }
+
 
 def run_evaluation(options: EvalOptions) -> dict[str, Any]:
     """Measure, show, and return the report. Raises BadInput or BadModel for whatever cannot be used."""
@@ -141,9 +155,8 @@ def summarize(
     figures = {
         policy: {
             "tau": {category: tally.tau for category, tally in by_category.items()},
-            "rounds": len(by_category[ALL].emitted),
-            "acceptance": by_category[ALL].acceptance(),
-            "calibration": by_category[ALL].calibration(),
+            **by_category[ALL].figures(),
+            "categories": {category: tally.figures() for category, tally in by_category.items() if category != ALL},
         }
         for policy, by_category in tallies.items()
     }
@@ -168,7 +181,7 @@ def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
     by_set = {c: t.tau for c, t in tallies[best].items() if c != ALL and t.emitted}
     low, high = min(by_set, key=by_set.__getitem__), max(by_set, key=by_set.__getitem__)
     spread = f", from {by_set[low]:.2f} ({low}) to {by_set[high]:.2f} ({high})" if len(by_set) > 1 else ""
-    said, seen = float(np.mean(tally.mass)), float(np.mean(tally.kept))
+    said, seen = tally.confidence().values()
     trust = "is about right" if 0.8 * seen <= said <= 1.25 * seen else "is too sure" if said > seen else "is too modest"
     return (
         f"Expect {tally.tau:.2f} tokens a round with {best}{spread}; a round must cost less than {tally.tau:.2f} plain "

@@ -14,7 +14,7 @@ Figures = Mapping[str, Any]
 
 
 def tables(policies: Mapping[str, Figures]) -> Iterator[Table]:
-    """Tau by policy and category, then acceptance by position, then calibration."""
+    """Tau by policy and category, then acceptance by position, confidence and calibration."""
     categories = list(next(iter(policies.values()))["tau"])
     table = new_table("τ: tokens a round, bonus included", "policy", tuple(categories))
     for policy, figures in policies.items():
@@ -23,10 +23,16 @@ def tables(policies: Mapping[str, Figures]) -> Iterator[Table]:
     depth = max((row["position"] for f in policies.values() for row in f["acceptance"]), default=0)
     table = new_table("Right at a position, if the round got that far", "policy", tuple(map(str, range(1, depth + 1))))
     for policy, figures in policies.items():
-        right = {row["position"]: percent(row["right"]) for row in figures["acceptance"]}
-        table.add_row(policy, *(right.get(position, "–") for position in range(1, depth + 1)))
+        parts = figures["categories"] if len(figures["categories"]) > 1 else {}
+        for name, part in {policy: figures, **{f"  {category}": part for category, part in parts.items()}}.items():
+            right = {row["position"]: percent(row["right"]) for row in part["acceptance"]}
+            table.add_row(name, *(right.get(position, "–") for position in range(1, depth + 1)))
     yield table
-    table = new_table("Path confidence, predicted and observed", "policy", ("predicted", "observed", "nodes"))
+    table = new_table("Path confidence: predicted, and observed", "policy", tuple(categories))
+    for policy, figures in policies.items():
+        table.add_row(policy, *(both(part["confidence"]) for part in (figures, *figures["categories"].values())))
+    yield table
+    table = new_table("The same by what was predicted", "policy", ("predicted", "observed", "nodes"))
     for policy, figures in policies.items():
         for row in figures["calibration"]:
             table.add_row(policy, percent(row["predicted"]), percent(row["observed"]), str(row["nodes"]))
@@ -35,6 +41,11 @@ def tables(policies: Mapping[str, Figures]) -> Iterator[Table]:
 
 def cell(value: float | None) -> str:
     return "–" if value is None else number(value, 2)
+
+
+def both(confidence: Mapping[str, float | None]) -> str:
+    predicted, observed = (cell(confidence[key]) for key in ("predicted", "observed"))
+    return f"{predicted}, {observed}"
 
 
 def save_pictures(policies: Mapping[str, Figures], folder: Path) -> str:

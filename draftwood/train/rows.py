@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from draftwood.lean import Lean
 from draftwood.target import Target
-from draftwood.tree import root_only
+from draftwood.tree import Tree, chain_tree, root_only
 
 PAGE = 64  # slots
 CHUNK = 512  # tokens of a prompt that run at once
@@ -27,8 +28,8 @@ CHUNK = 512  # tokens of a prompt that run at once
 class Rows(Protocol):
     """Texts being written, each in a row of its own."""
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
-        """Begin a text in a free row: logits `[V]` behind its prompt."""
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Begin a text in each of these free rows: logits `[len(rows), V]` behind their prompts."""
         ...
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -52,16 +53,21 @@ class PlainRows:
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         self._target, self._cache = target, target.new_cache(capacity, rows)
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
-        for at in range(0, len(tokens), CHUNK):
-            result = self._target.prefill(tokens[at : at + CHUNK], self._cache, row)
-        return result.logits[-1]
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        ends = [(len(prompt) - 1) // CHUNK * CHUNK for prompt in prompts]  # where the last chunks begin
+        for row, prompt, end in zip(rows, prompts, ends, strict=True):
+            for at in range(0, end, CHUNK):
+                self._target.prefill(prompt[at : at + CHUNK], self._cache, row)
+        return self._append(rows, [chain_tree(prompt[end:]) for prompt, end in zip(prompts, ends, strict=True)])
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        plan = self._target.plan([root_only(token) for token in tokens], self._cache, rows)
+        return self._append(rows, [root_only(token) for token in tokens])
+
+    def _append(self, rows: Sequence[int], chains: Sequence[Tree]) -> Tensor:
+        plan = self._target.plan(chains, self._cache, rows, [True] * len(rows))
         logits = self._target.verify(plan, self._cache).logits
-        for row in rows:
-            self._cache.advance(row, 1)
+        for row, part in zip(rows, chains, strict=True):
+            self._cache.advance(row, len(part.tokens))
         return logits
 
     def free(self, row: int) -> None:
@@ -86,36 +92,35 @@ class PagedRows:
         self._first = np.zeros(rows * per_row, np.int64)  # place in its text of each page's first slot
 
     @torch.inference_mode()
-    def prefill(self, row: int, tokens: Sequence[int]) -> Tensor:
-        while len(self._pages[row]) * PAGE < len(tokens):
-            self._add_page(row)
-        device = self._keys.device
-        attend = partial(self._attend_prompt, torch.tensor(self._pages[row], device=device))
-        places = torch.arange(len(tokens), device=device)
-        logits = self._path.forward(torch.tensor(list(tokens), device=device), places, attend, places[-1:]).logits
-        self._lengths[row] = len(tokens)
-        return logits[-1]
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        sizes = np.array([len(prompt) for prompt in prompts])
+        for row, size in zip(rows, sizes, strict=True):
+            while len(self._pages[row]) * PAGE < size:
+                self._add_page(row)
+        self._lengths[list(rows)] = sizes
+        device, ends, span = self._keys.device, sizes.cumsum(), np.arange(sizes.max())
+        places = np.concatenate([span[:size] for size in sizes])
+        pages = np.concatenate([np.repeat(self._pages[row], PAGE)[:n] for row, n in zip(rows, sizes, strict=True)])
+        padded = np.minimum((ends - sizes)[:, None] + span, len(places) - 1)  # [B, longest]
+        tables = [torch.from_numpy(x).to(device) for x in (padded, span < sizes[:, None], pages, places % PAGE)]
+        attend = partial(self._attend_prompts, tables)
+        tokens = torch.tensor(list(chain.from_iterable(prompts)), device=device)
+        wanted = torch.from_numpy(ends - 1).to(device)
+        return self._path.forward(tokens, torch.from_numpy(places).to(device), attend, wanted).logits
 
-    def _attend_prompt(self, pages: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`[N, H * D]`: a whole prompt, whose keys and values fill `pages`."""
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
-        fill = (0, 0, 0, len(pages) * PAGE - len(q))
-        for store, states in ((self._keys, k), (self._values, v)):
-            store[layer, pages] = F.pad(states, fill).unflatten(1, (-1, PAGE)).transpose(0, 1)
-        window = self._path.windows[layer]
+    def _attend_prompts(self, tables: Sequence[Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`[N, H * D]`: whole prompts. Only here are they padded, and behind their ends, where none of them looks."""
+        padded, real, pages, slots = tables  # [B, longest] places on the flat axis, and which of them are no padding
+        self._keys[layer][pages, :, slots], self._values[layer][pages, :, slots] = k, v
+        q, k, v = (states[padded].transpose(1, 2) for states in (q, k, v))
+        size, window = padded.shape[1], self._path.windows[layer]
         seen = None
-        if window is not None and window < len(q):
-            seen = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        if window is not None and window < size:
+            seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
         out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k[None],
-            v[None],
-            seen,
-            is_causal=seen is None,
-            scale=self._path.scale,
-            enable_gqa=True,
+            q, k, v, seen, is_causal=seen is None, scale=self._path.scale, enable_gqa=True
         )
-        return out[0].transpose(0, 1).flatten(1)
+        return out.transpose(1, 2)[real].flatten(1)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:

@@ -65,13 +65,22 @@ def read_shard(path: Path) -> list[Text]:
         if version != VERSION:
             raise ValueError(f"its version is {version} instead of {VERSION}")
         columns = table.select(_schema(arrow).names).cast(_schema(arrow)).to_pydict()
+        texts = [
+            Text(np.array(tokens, np.int64), prompt, heat, source, job, thinking)
+            for tokens, prompt, source, heat, thinking, job in zip(*columns.values(), strict=True)
+        ]
+        if not all(map(is_whole, texts)):
+            raise ValueError("a text in it has no tokens, negative ones, or a prompt of another length")
     except (OSError, ValueError, KeyError, TypeError, arrow.ArrowException) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{path} is no shard of training data ({reason}); make it again or delete it.") from None
-    return [
-        Text(np.array(tokens, np.int64), prompt, heat, source, job, thinking)
-        for tokens, prompt, source, heat, thinking, job in zip(*columns.values(), strict=True)
-    ]
+    return texts
+
+
+def is_whole(text: Text) -> bool:
+    """Whether it can be a prompt and an answer at all."""
+    size = len(text.tokens)
+    return size > 0 and int(text.tokens.min()) >= 0 and 0 <= text.prompt <= size
 
 
 def require_pyarrow() -> None:

@@ -1,9 +1,9 @@
-"""Rows of texts on their way: each step gives every row a token, and a finished row gets the next job."""
+"""Rows of texts on their way: each step gives every row a token, and finished rows get the next jobs."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,12 +13,13 @@ from torch import Tensor
 from draftwood.drafters.lattice import top_k
 from draftwood.sampling import uniform
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
-from draftwood.train.rows import Rows
+from draftwood.train.rows import CHUNK, Rows
 from draftwood.train.shards import Text
 
 LOOK_EVERY = 16  # tokens between two looks for a loop
 LOOP = 64  # tokens that must repeat themselves
 PERIOD = 16  # longest period of a loop
+TOGETHER = 16  # this share of the rows is free before prompts are read: one alone reads the weights for few tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -93,18 +94,27 @@ class Writing:
                 yield from self._append(place, token)
 
     def _fill(self) -> Iterator[Text]:
-        """Give every free row a job; one that ends with its first token makes room for another."""
-        while len(self._active) < self.size:
-            if self.begun:
-                job = self.begun.popleft()
-            elif not self.admit(self.under_way) or (following := next(self.jobs, None)) is None:
-                return
-            else:
-                job = following
-            place = next(p for p in range(self.size) if p not in self._active)
-            row = self._active[place] = Row.of(job)
-            logits = self.rows.prefill(place, row.tokens)
-            yield from self._append(place, draw(logits[None], [row], self.limits.seed)[0])
+        """Give free rows jobs, once there are some of them; texts that end with their first token make room again."""
+        while len(self._active) <= self.size - max(1, self.size // TOGETHER) and (begun := self._begin()):
+            for places in by_length(begun):
+                rows = [self._active[place] for place in places]
+                logits = self.rows.prefill(places, [row.tokens for row in rows])
+                for place, token in zip(places, draw(logits, rows, self.limits.seed), strict=True):
+                    yield from self._append(place, token)
+
+    def _begin(self) -> dict[int, int]:
+        """Jobs for all free rows, as far as there are any: the length of each prompt by its place."""
+        begun = {}
+        for place in range(self.size):
+            if place not in self._active and (job := self._next()) is not None:
+                self._active[place] = Row.of(job)
+                begun[place] = len(job.tokens)
+        return begun
+
+    def _next(self) -> Job | None:
+        if self.begun:
+            return self.begun.popleft()
+        return next(self.jobs, None) if self.admit(self.under_way) else None
 
     def _append(self, place: int, token: int) -> Iterator[Text]:
         row = self._active[place]
@@ -132,6 +142,18 @@ class Writing:
     def _leave(self, place: int) -> None:
         del self._active[place]
         self.rows.free(place)
+
+
+def by_length(prompts: Mapping[int, int]) -> Iterator[list[int]]:
+    """Places of prompts that are read together: of similar length, and at most a chunk of tokens unless alone."""
+    together: list[int] = []
+    for place in sorted(prompts, key=prompts.__getitem__):
+        if together and sum(prompts[other] for other in together) + prompts[place] > CHUNK:
+            yield together
+            together = []
+        together.append(place)
+    if together:
+        yield together
 
 
 def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:

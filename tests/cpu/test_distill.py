@@ -68,10 +68,15 @@ def written(rows, size: int, jobs: list[Job], **limits) -> dict[int, list[int]]:
 # --- rows -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("waits", [False, True])  # for free rows before it reads prompts
 @pytest.mark.parametrize(("family", "kind"), [("llama", PagedRows), ("qwen3_sliding", PagedRows), ("gpt2", PlainRows)])
-def test_rows_together_write_what_each_writes_alone(family: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_together_write_what_each_writes_alone(
+    family: str, kind: type, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("draftwood.train.rows.PAGE", 8)  # several pages for each text
+    monkeypatch.setattr("draftwood.train.rows.CHUNK", 16)  # shorter than some prompts
     monkeypatch.setattr("draftwood.train.writing.LOOP", 1000)
+    monkeypatch.setattr("draftwood.train.writing.TOGETHER", 1 if waits else 16)
     target, jobs = tiny_target(family), some_jobs()
     rows = open_rows(target, 3, 100)
     assert type(rows) is kind
@@ -82,6 +87,33 @@ def test_rows_together_write_what_each_writes_alone(family: str, kind: type, mon
     while len(tokens) < len(greedy.tokens) + 24 and tokens[len(greedy.tokens) :][-1:] != [3]:
         tokens.append(int(plain_logits(target, tokens)[-1].argmax()))
     assert together[0] == tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_sliding", "gpt2"])
+def test_prompts_read_together_give_the_logits_of_each_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.train.rows.PAGE", 8)
+    target = tiny_target(family)
+    rows, prompts = open_rows(target, 4, 40), [list(range(3)), [5], list(range(40, 79)), [7] * 8]
+    logits = rows.prefill([2, 0, 3, 1], prompts)
+    for prompt, found in zip(prompts, logits, strict=True):
+        torch.testing.assert_close(found, plain_logits(target, prompt)[-1], rtol=1e-5, atol=1e-6)
+
+
+def test_free_rows_are_filled_together_and_prompts_of_a_length_read_together() -> None:
+    rows = open_rows(tiny_target(), 4, 700)
+    jobs = [Job(i, (1,) * length, 0.0, "made") for i, length in enumerate((300, 9, 500, 7, 8, 6, 5, 4))]
+    read, prefill = [], rows.prefill
+
+    def watched(places: list[int], prompts: list[list[int]]) -> torch.Tensor:
+        read.append([len(prompt) for prompt in prompts])
+        return prefill(places, prompts)
+
+    rows.prefill = watched
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftwood.train.writing.TOGETHER", 2)
+        written(rows, 4, jobs)
+    assert read[:2] == [[7, 9, 300], [500]] and sum(map(len, read)) == len(jobs)
+    assert all(len(lengths) >= 2 for lengths in read[2:])
 
 
 def test_draws_follow_the_targets_probabilities() -> None:
@@ -220,6 +252,7 @@ def test_other_flags_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> 
         run_distill(options(folder, tmp_path / "x", prompts, tokens=80, max_new_tokens=31))
     with pytest.raises(BadInput, match="context window"):
         run_distill(options(folder, tmp_path / "y", prompts, max_new_tokens=510))
+    run_distill(options(folder, tmp_path / "y", prompts, tokens=40))  # what was refused has claimed nothing
     with pytest.raises(BadInput, match="--rows"):
         run_distill(options(folder, tmp_path / "z", prompts, rows=10**9))
 
@@ -246,7 +279,7 @@ def test_acceptance_and_calibration_by_definition() -> None:
     tally = Tally(
         emitted=[1, 3, 4, 2], drafted=[3, 3, 3, 1], mass=[0.11, 0.13, 0.95, 0.99], kept=[False, True, True, True]
     )
-    assert tally.tau == 2.5
+    assert tally.tau == 2.5 and tally.confidence() == pytest.approx({"predicted": 0.545, "observed": 0.75})
     assert [(r["position"], r["reached"], r["right"]) for r in tally.acceptance()] == [
         (1, 1.0, 0.75), (2, 0.5, 1.0), (3, 0.5, 0.5),
     ]  # fmt: skip
@@ -333,6 +366,8 @@ def test_from_prompts_to_a_drafter(
     report = json.loads(shown.splitlines()[-1])
     assert code == 0 and any("trained with thinking off" in line for line in report["says"])
     assert {p.name for p in (tmp_path / "eval").iterdir()} == {"evaluation.json", "evaluation.png"}
-    assert 1 <= report["policies"]["ddtree:4"]["tau"]["all"] <= 6
+    tree = report["policies"]["ddtree:4"]
+    assert 1 <= tree["tau"]["all"] <= 6
+    assert {key: tree[key] for key in tree["categories"]["prompts"]} == tree["categories"]["prompts"]  # the only one
     target: Target = load_target(str(folder), "float32", "cpu")
     assert DFlashDrafter.load(str(out), target).max_depth == 5

@@ -665,6 +665,13 @@ def test_shards_come_back_as_they_were(tmp_path: Path) -> None:
         shards.read_shard(path)
 
 
+@pytest.mark.parametrize(("tokens", "prompt"), [([], 0), ([1, -5, 3], 1), ([1, 2, 3], 4), ([1, 2, 3], -1)])
+def test_a_shard_with_texts_that_cannot_be_is_refused(tokens: list[int], prompt: int, tmp_path: Path) -> None:
+    shards.write_shard(tmp_path, 0, [TEXTS[0], Text(np.array(tokens, np.int64), prompt, 0.0, "x", 1)])
+    with pytest.raises(BadInput, match="no shard of training data"):
+        shards.read_shard(tmp_path / "shard-00000.parquet")
+
+
 def test_shards_are_parquet_for_everybody(tmp_path: Path) -> None:
     shards.write_shard(tmp_path, 0, TEXTS)
     path = tmp_path / "shard-00000.parquet"
