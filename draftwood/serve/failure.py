@@ -59,7 +59,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        errors = error.errors()
+        # Of a field that may have several forms, the form that was followed furthest is the one that was meant.
+        first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
         return invalid(first, first["loc"][1:]).response()  # the first part says that it is of the body
 
     @app.exception_handler(HTTPException)
@@ -75,8 +77,7 @@ def install(app: FastAPI) -> None:
 
 def invalid(first: Mapping[str, Any], place: Sequence[int | str]) -> Refused:
     """The first thing that pydantic finds wrong, and where in the body, in OpenAI's words where it has some."""
-    # Which member of a union was tried is nothing that a client knows: capitals are names of types.
-    param = ".".join(str(part) for part in place if not (isinstance(part, str) and not part.islower())) or None
+    param = ".".join(str(part) for part in place if not _is_type(part)) or None
     if first["type"] == "extra_forbidden":
         return Refused(400, f"Unrecognized request argument supplied: {param}", "unknown_parameter", param)
     if first["type"] == "json_invalid":
@@ -86,7 +87,13 @@ def invalid(first: Mapping[str, Any], place: Sequence[int | str]) -> Refused:
     if first["type"] == "missing":
         message = f"You must provide a {param} parameter." if param else "The request has no body."
         return Refused(400, message, "missing_required_parameter", param)
-    return Refused(400, f"Invalid value for '{param}': {first['msg']}", "invalid_value", param)
+    reason = first["msg"].removeprefix("Value error, ")
+    return Refused(400, f"Invalid value for '{param}': {reason}" if param else f"{reason}.", "invalid_value", param)
+
+
+def _is_type(part: int | str) -> bool:
+    """Whether pydantic names the member of a union that was tried, which is nothing that a client knows."""
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part or not part.islower())
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {

@@ -91,7 +91,7 @@ class Prompts:
     def jobs(self, ids: Sequence[int], asked: Asked, top: int | None) -> list[MakeJob]:
         """One for each choice; they differ in their seed. `top`: see `Request.likelihoods`."""
         self._limits(asked, len(ids), top)
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        seed = secrets.randbits(62) if asked.seed is None else asked.seed % 2**63  # OpenAI's may be negative
         grammar = self._grammar(asked)
         sampling = Sampling(
             asked.temperature if asked.temperature is not None else 1.0, max(asked.top_k, 0),

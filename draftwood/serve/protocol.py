@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
 
@@ -78,6 +78,12 @@ class Asked(Strict):
     service_tier: StrictStr | None = None
     safety_identifier: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _streamed(self) -> Asked:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed when stream is true")
+        return self
 
     @property
     def stops(self) -> list[str]:
@@ -151,6 +157,12 @@ class ChatRequest(Asked):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _choice_of_tools(self) -> ChatRequest:
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise ValueError("tool_choice is only allowed when tools are given")
+        return self
 
 
 class TokenizeRequest(Strict):

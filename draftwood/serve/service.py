@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from draftwood.llm import LLM
@@ -29,7 +30,7 @@ class Service:
 
     def __init__(self, llm: LLM, options: Options) -> None:
         self.llm, self.options = llm, options
-        self.name = options.name or llm.target.name
+        self.name = options.name or called(llm.target.name)
         self.metrics = Metrics(self.name)
         self.scheduler = Scheduler(llm.engine, options, self.metrics)
         grammars = Grammars(llm.tokenizer, llm.target.vocab_size, llm.stop_ids)
@@ -74,6 +75,11 @@ class Service:
         return prompts, Completion(self.name, self.llm.tokenizer, asked.logprobs is not None), asked.logprobs
 
 
+def called(target: str) -> str:
+    """What clients call it: names of the Hub as they are, of a folder no more than its last part."""
+    return Path(target).name if Path(target).is_absolute() else target
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Writing:
     """The texts of one request on their way."""
@@ -103,10 +109,10 @@ class Writing:
         try:
             for choice in answer.choices:
                 for chunk in self.renderer.opening(choice):
-                    yield json.dumps(self.renderer.envelope([chunk], streamed=True))
+                    yield json.dumps(self._chunk(chunk))
             async for choice, delta in _with(first, self.deltas):
                 for chunk in self.renderer.chunks(choice, delta):
-                    body = self.renderer.envelope([chunk], streamed=True)
+                    body = self._chunk(chunk)
                     if options and options.include_draftwood:
                         body["draftwood"] = live(choice, delta, self.llm)
                     yield json.dumps(body)
@@ -116,6 +122,11 @@ class Writing:
         except Refused as error:
             yield json.dumps(error.body())
         yield "[DONE]"
+
+    def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """As OpenAI has it, chunks before that of the usage carry null."""
+        options, body = self.asked.stream_options, self.renderer.envelope([chunk], streamed=True)
+        return {**body, "usage": None} if options and options.include_usage else body
 
     def close(self) -> None:
         """Give up what is not finished."""

@@ -16,6 +16,7 @@ import pytest
 
 from draftwood.llm import LLM
 from draftwood.serve import playground
+from draftwood.serve.service import called
 from tests.serving import Running, serving, tiny_llm
 
 HELLO = [{"role": "user", "content": "hello, who are you?"}]
@@ -84,6 +85,7 @@ def test_a_stream_adds_up_to_the_same(client: openai.OpenAI, llm: LLM) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == alone(llm)
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage.completion_tokens <= 20
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in ("length", "stop")
 
 
@@ -242,6 +244,8 @@ MISTAKES = {
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, None,
     ),
     "bias of no token": ({"logit_bias": {"hello": 1}}, 400, None),
+    "options of no stream": ({"stream_options": {"include_usage": True}}, 400, "invalid_value"),
+    "choice of no tools": ({"tool_choice": "required"}, 400, "invalid_value"),
     "too many logprobs": ({"logprobs": True, "top_logprobs": 99}, 400, None),
 }  # fmt: skip
 
@@ -254,6 +258,26 @@ def test_mistakes_are_told_as_openai_tells_them(
         ask(client, **options)
     assert caught.value.status_code == status and caught.value.code == code
     assert set(caught.value.body) == {"message", "type", "param", "code"} and caught.value.body["message"]
+
+
+def test_the_part_of_a_message_that_is_wrong_is_named(client: openai.OpenAI) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    for content, param in (([picture], "messages.0.content.0.type"), (5, "messages.0.content")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, messages=[{"role": "user", "content": content}])
+        assert caught.value.param == param
+    with pytest.raises(openai.BadRequestError, match=r"'prompt\.0'"):
+        client.completions.create(model="tiny", prompt=[1.5])  # type: ignore[list-item]
+
+
+def test_seeds_may_be_negative(client: openai.OpenAI) -> None:
+    first, second = (ask(client, temperature=1, seed=-1).choices[0].message.content for _ in range(2))
+    assert first == second != ask(client, temperature=1, seed=1).choices[0].message.content
+
+
+@pytest.mark.parametrize(("target", "name"), [("org/model-8b", "org/model-8b"), ("/home/me/models/tiny", "tiny")])
+def test_a_folder_is_called_by_its_last_part(target: str, name: str) -> None:
+    assert called(target) == name
 
 
 def test_bodies(running: Running) -> None:
