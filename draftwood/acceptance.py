@@ -43,7 +43,7 @@ class AcceptanceModel:
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
-        self._faintest: deque[float] = deque(maxlen=KEPT)  # mass of the last node that each of them verified
+        self._faintest: deque[float] = deque(maxlen=KEPT)  # mass below which none of them verified a node
         self._idle = 0
         self._prospect: Prospect | None = None  # until something is learned
 
@@ -51,7 +51,8 @@ class AcceptanceModel:
     def faint(self) -> float:
         """Below what mass no node is worth growing, by what recent trees ended with; 0 if unknown.
 
-        Where growing on pays, trees end with nodes of about the same mass, and few with less.
+        Where growing on pays, trees end with nodes of about the same mass, and few with less. A tree of which all
+        was verified says that too little was grown: else what was not grown would never be seen to be missing.
         """
         return 0.0 if len(self._faintest) < TRIALS else 0.75 * float(np.quantile(self._faintest, 0.25))
 
@@ -87,7 +88,8 @@ class AcceptanceModel:
             accepted = np.zeros(round.n)
             accepted[np.array(round.path, np.int64) - 1] = 1
             self._learn(features, accepted)
-            self._faintest.append(float(round.mass[-1]))
+            whole = round.n == round.grown
+            self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
             self._remember(features, 1 + round.accepted)
 

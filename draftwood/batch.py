@@ -22,7 +22,7 @@ from draftwood.policies.base import Costs, Joint, Policy
 from draftwood.request import Part, Request
 from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
 from draftwood.trace import Round
-from draftwood.tree import Floats, Lattice, Tree, chain_tree, root_only
+from draftwood.tree import Floats, Tree, chain_tree, root_only
 
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
 
@@ -53,7 +53,7 @@ class _Begun:
     clock: Clock
     parts: list[Part]
     costs: Mapping[Policy, Costs]  # as expected before the round
-    drafts: list[Lattice | Tree | None]  # for each part what its tree was grown from
+    proposals: list[Proposal | None]  # for each part what its tree was chosen from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +124,7 @@ class Batch:
             trees = self._decide(lambda: self._choose(writing, proposed, costs, beside, read))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
-        grown_from = [proposal.draft if proposal else None for proposal in proposed]
-        return _Begun(start, clock, parts, costs, [*grown_from, *(None for _ in chunks)])
+        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)])
 
     def _chunks(self) -> list[Part]:
         """What this round reads of prompts, first come, first served."""
@@ -235,15 +234,15 @@ class Batch:
         writing = [part.request for part in parts if not part.known]
         if not writing:
             return [None] * len(parts)
-        width, drafted = self._width(sum(part.size for part in parts)), sum(draft is not None for draft in begun.drafts)
+        width, drafted = self._width(sum(part.size for part in parts)), sum(map(bool, begun.proposals))
         nodes = sum(len(part.tree) for part in parts if not part.known)
         context, padding = mean_context(writing), width - 1 - nodes
         predicted = self._latency_of(len(writing)).predict(nodes, context, drafted > 0, padding)
         if drafted:
             predicted = {**predicted, "draft": self._draft_s(drafted, context)}
         records = [
-            None if part.known or verdict is None else _record(part, verdict, draft, width, seconds, predicted)
-            for part, verdict, draft in zip(parts, verdicts, begun.drafts, strict=True)
+            None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)
+            for part, verdict, proposal in zip(parts, verdicts, begun.proposals, strict=True)
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
@@ -294,7 +293,7 @@ def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
 def _record(
     part: Part,
     verdict: Verdict,
-    draft: Lattice | Tree | None,
+    proposal: Proposal | None,
     width: int,
     seconds: dict[str, float],
     predicted: Mapping[str, float],
@@ -303,14 +302,15 @@ def _record(
     return Round(
         context=part.request.filled,
         n=n,
-        drafted=draft is not None,
+        drafted=proposal is not None,
         mass=tree.mass[1:],
         depths=tree.depths[1:],
         path=verdict.path,
         seconds=seconds,
         predicted=predicted,
         padding=width - 1 - n,
-        draft=draft,
+        draft=proposal.draft if proposal else None,
+        grown=len(proposal.tree) if proposal else None,
     )
 
 

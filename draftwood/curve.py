@@ -21,7 +21,8 @@ CALM = 0.2  # the same for the spread
 DOUBT = 0.3  # spread of log-ratios that is expected before any is known
 LEAST_SPREAD = 0.01
 HEAD_START = 4.0  # observations that a level learned elsewhere counts as
-LATELY = 64  # observations of the curve after which a width that had none of them may have changed
+LATELY = 64  # observations of the curve that count as recent, those before less and less
+CURRENT = 4.0  # of them that a width must have had, or it may have changed
 LIMIT = 3.0  # spreads: an observation further off moves a level no more than one at this distance
 
 
@@ -32,7 +33,7 @@ class Level:
     value: float = 0.0
     seen: float = 0.0  # observations; parts of one where it is shared between two levels
     spread: float = inf  # typical distance of an observation; infinite before the first
-    since: float = inf  # observations of its curve since its last one
+    recent: float = 0.0  # the same as `seen`, forgetting those that were long ago
 
     def move(self, error: float, step: float = 1.0, weight: float = 1.0) -> None:
         """An observation at `value + error`; `step` scales the move, `weight` how much it counts as seen."""
@@ -76,8 +77,9 @@ class Curve:
 
         A width that was run keeps what was learned there, cliffs included. One that was not takes its
         neighbours' ratio, and is not believed to be cheaper than a narrower one that was run: a prior too
-        hopeful about wide forwards would lure a policy there. Nor is one that was not run lately believed to be
-        dearer than a wider one that was: what it learned in a bad moment would keep a policy from running it again.
+        hopeful about wide forwards would lure a policy there. Nor is one that was seldom run, or not lately, believed
+        to be dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from
+        running it again.
         """
         if self._last is None or self._last[0] is not prior:
             self._last = prior, self._seconds(prior)
@@ -91,9 +93,9 @@ class Curve:
         run = prior * np.exp(value)
         least = np.maximum.accumulate(np.where(seen > 0, run, 0.0))
         seconds = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
-        lately = np.array([level.since < LATELY for level in self.levels])
-        most: Array = np.minimum.accumulate(np.where(lately, run, inf)[::-1])[::-1]
-        return np.where(lately, seconds, np.minimum(seconds, most))
+        sure = (seen >= ENOUGH) & np.array([level.recent >= CURRENT for level in self.levels])
+        most: Array = np.minimum.accumulate(np.where(sure, run, inf)[::-1])[::-1]
+        return np.where(sure, seconds, np.minimum(seconds, most))
 
     def familiar(self, width: int) -> float:
         """How well the less known of the two widths around `width` is known, from 0 to 1."""
@@ -116,14 +118,14 @@ class Curve:
         # Normalised least mean squares: at a gain of 1 the curve would now pass through the observation.
         norm = sum(part**2 for part in parts.values())
         for level in self.levels:
-            level.since += 1
+            level.recent *= 1 - 1 / LATELY
         for knot, part in parts.items():
             level = self.levels[knot]
             if part and not level.seen and not fresh:  # start at what the neighbours say, and doubt the rest
                 level.value, level.spread = log(now[knot] / prior[knot]), DOUBT
             if part:
                 level.move(error, step=part / norm, weight=part)
-                level.since = 0
+                level.recent += part
         return error
 
     def to_json(self) -> list[list[float] | None]:

@@ -123,8 +123,8 @@ def _round(
     if draft is None:
         seconds = {"verify": costs.plain_s}
     path = matched(tree, script.answer.continuation(context))
-    record = Round(context, n, draft is not None, tree.mass[1:], tree.depths[1:], path, seconds, {}, 0, draft)
-    return record, tree
+    opinions = tree.mass[1:], tree.depths[1:]
+    return Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, len(whole)), tree
 
 
 def _narrow(draft: Lattice | Tree, width: int) -> Lattice | Tree:

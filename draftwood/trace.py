@@ -28,6 +28,7 @@ class Round:
     predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
     padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
+    grown: int | None = None  # nodes that it was chosen from; None: not known
 
     @property
     def accepted(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -256,6 +257,16 @@ def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     for _ in range(48):
         model.observe(a_round(chain(6)))
     assert model.faint < 0.016
+
+
+def test_trees_that_are_verified_whole_are_grown_further() -> None:
+    """Growth that ends too early must not look like trees that end there."""
+    model, chosen = AcceptanceModel(), []
+    for _ in range(100):
+        worth_growing = sum(0.5**d >= model.faint for d in range(1, 20))
+        chosen.append(min(5, worth_growing))
+        model.observe(replace(a_round(chain(chosen[-1])), grown=worth_growing))
+    assert min(chosen) == 5 and 0 < model.faint < 0.5**5
 
 
 def test_rounds_of_the_chosen_few_teach_what_nodes_are_worth_and_nothing_about_others() -> None:

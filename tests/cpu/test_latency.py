@@ -111,9 +111,18 @@ def test_a_width_from_a_bad_moment_is_not_believed_dearer_than_wider_ones_that_r
         paused.observe(a_round(11, 2.0))
     latency = model()
     latency.restore(paused.to_json())
-    for _ in range(100):
-        latency.observe(a_round(11, 0.030))
+    for i in range(150):
+        latency.observe(a_round(11 if i % 50 else 0, 0.030))
     assert latency.costs(15, 100).plain_s < 0.035
+
+
+def test_a_width_that_ran_once_is_not_believed_dearer_than_a_wider_one_that_ran_often() -> None:
+    latency = trained([1, 4, 8])
+    before = latency.costs(7, 100).verify_s
+    for _ in range(2):
+        latency.observe(a_round(2, 0.5))
+    verify = latency.costs(7, 100).verify_s
+    assert verify[2] <= verify[3] < 1.1 * before[3]
 
 
 def test_widths_between_two_knots_are_learned_too() -> None:
