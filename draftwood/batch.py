@@ -144,7 +144,8 @@ class Batch:
         return {policy: self._price(policy, policy.n_max, context, len(writing), beside, read) for policy in policies}
 
     def _price(self, policy: Policy, n_max: int, context: int, requests: int, beside: int, read: int) -> Costs:
-        widths, latency = self._rounds.widths, self._latency_of(requests)
+        # Those that read take part: the model of as many writers alone hardly ever learns in a batch that stays full.
+        widths, latency = self._rounds.widths, self._latency_of(len(self.requests))
         if policy.convex and self._offline:
             return self._offline.costs(n_max + beside + read, context).beside(beside, requests, read)
         if widths is None:
@@ -237,7 +238,7 @@ class Batch:
         width, drafted = self._width(sum(part.size for part in parts)), sum(map(bool, begun.proposals))
         nodes = sum(len(part.tree) for part in parts if not part.known)
         context, padding = mean_context(writing), width - 1 - nodes
-        predicted = self._latency_of(len(writing)).predict(nodes, context, drafted > 0, padding)
+        predicted = self._latency_of(len(self.requests)).predict(nodes, context, drafted > 0, padding)
         if drafted:
             predicted = {**predicted, "draft": self._draft_s(drafted, context)}
         records = [

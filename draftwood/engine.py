@@ -160,7 +160,8 @@ class Engine:
         if size not in self._latencies:
             verify = partial(self.target.work, requests=size)
             draft = partial(_drafts_work, self.drafter, size) if self.drafter else None
-            self._latencies[size] = LatencyModel(self.latency.machine, verify, draft)
+            nearest = min(self._latencies, key=lambda known: abs(known - size))
+            self._latencies[size] = self._latencies[nearest].resembling(verify, draft)
         return self._latencies[size]
 
     def batch_of_one(self, policy: Policy, rule: Rule | None, keep: Keep = lambda request, prefix: None) -> Batch:

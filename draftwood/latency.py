@@ -80,6 +80,14 @@ class Learned:
             self.draft[at] = self.draft[_nearest(self.draft, at)].again() if self.draft else Level()
         return self.draft[at]
 
+    def again(self) -> Learned:
+        """The same for what is like it and not the same: believed as little as a profile of another day."""
+        learned = Learned()
+        learned.verify = {at: Curve(curve) for at, curve in self.verify.items()}
+        learned.draft = {at: level.again() for at, level in self.draft.items()}
+        learned.host, learned.plain_host = Curve(self.host), self.plain_host.again()
+        return learned
+
     def to_json(self) -> dict[str, object]:
         return {
             "widths": WIDTHS.tolist(),
@@ -129,6 +137,14 @@ class LatencyModel:
         model = LatencyModel(self.machine, self._verify_work, self._draft_work)
         model._learned, model._warm, model._pace = deepcopy(self._learned), set(self._warm), self._pace
         model._trial = None if self._trial is None else list(self._trial)
+        return model
+
+    def resembling(
+        self, verify_work: Callable[[int, int], Work], draft_work: Callable[[int], Work] | None
+    ) -> LatencyModel:
+        """A model of other work on this machine, which is likely to be as far from its roofline; on trial."""
+        model = LatencyModel(self.machine, verify_work, draft_work)
+        model._learned, model._warm, model._pace, model._trial = self._learned.again(), set(self._warm), self._pace, []
         return model
 
     def costs(self, n_max: int, context: int) -> Costs:

@@ -33,6 +33,7 @@ class Bastion(Joint):
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
     toll: float = 0.005  # the share of time that probing an unprofitable drafter may cost; in a batch half of it
     margin: float = 0.05  # of gain, for each doubling of a batch up to 32: the best of many guesses is too high
+    apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
     @classmethod
@@ -82,13 +83,15 @@ class Bastion(Joint):
         if any(prospect is None for prospect in prospects):
             return [True] * len(prospects)
         known = [prospect for prospect in prospects if prospect is not None]
-        order = np.argsort([-prospect.tokens for prospect in known], kind="stable")
-        gained = np.cumsum([0.0, *(known[i].tokens - 1 for i in order)])
+        tokens = np.array([prospect.tokens for prospect in known])
+        tokens = tokens.mean() + self.apart * (tokens - tokens.mean())
+        order = np.argsort(-tokens, kind="stable")
+        gained = np.cumsum([0.0, *(tokens[order] - 1)])
         nodes = np.cumsum([0.0, *(known[i].nodes for i in order)]).round().astype(int)
         nodes = np.minimum(nodes, len(costs.verify_s) - 1)
-        plain_host = costs.plain_s - costs.verify_s[0]
-        host = (costs.aux_s[nodes] - plain_host) * np.arange(len(nodes)) / len(known)
-        seconds = plain_host + np.asarray(draft_s) + np.maximum(host, 0.0) + costs.verify_s[nodes]
+        host = costs.aux_s[nodes]  # as learned, of however many are drafted for
+        host[0] = costs.plain_s - costs.verify_s[0]
+        seconds = np.asarray(draft_s) + host + costs.verify_s[nodes]
         rate = (costs.requests + gained) / seconds
         best, least = int(np.argmax(rate)), (1 + self.margin * log2(min(costs.requests, 32))) * rate[0]
         look = float(rate[-1] / max(rate[best], least))

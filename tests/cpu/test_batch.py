@@ -81,7 +81,7 @@ def test_hopeless_drafts_get_nothing_while_others_speculate() -> None:
 
 def test_drafting_is_decided_for_all_together() -> None:
     """By its definition: over all sets of requests, the one with the best rate; lone drafts are dear, many are not."""
-    rng, policy = np.random.default_rng(0), Bastion(toll=0.0, margin=0.0)
+    rng, policy = np.random.default_rng(0), Bastion(toll=0.0, margin=0.0, apart=1.0)
     for _ in range(20):
         price = costs(0.0, float(rng.choice([0.02, 0.1, 0.3])), 40, 4)
         prospects = [Prospect(1 + float(t), float(n)) for t, n in zip(rng.random(4) * 2, [5] * 4, strict=True)]
@@ -102,6 +102,13 @@ def test_a_batch_drafts_only_where_much_is_expected() -> None:
     gain = (2 + 2) / (0.1 + price.verify_s[2]) * price.verify_s[0] / 2
     for margin, asked in ((gain - 1.01, True), (gain - 0.99, False)):
         assert all(Bastion(toll=0.0, margin=margin).together(some, 0, price, [0.0, 0.1, 0.1])) is asked
+
+
+def test_what_sets_one_of_many_apart_is_half_luck() -> None:
+    price, draft_s = costs(0.0, 0.1, 20, 4), [0.0, 0.2, 0.6, 1.0, 1.4]
+    some = [Prospect(3.0, 4.0), *[Prospect(1.0, 4.0)] * 3]
+    assert Bastion(toll=0.0, margin=0.0, apart=1.0).together(some, 0, price, draft_s)[0]
+    assert not any(Bastion(toll=0.0, margin=0.0, apart=0.1).together(some, 0, price, draft_s))
 
 
 def test_a_prompt_that_is_read_beside_is_no_reason_to_draft() -> None:

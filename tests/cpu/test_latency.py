@@ -125,6 +125,16 @@ def test_a_width_that_ran_once_is_not_believed_dearer_than_a_wider_one_that_ran_
     assert verify[2] <= verify[3] < 1.1 * before[3]
 
 
+def test_another_size_of_batch_starts_as_far_from_its_roofline() -> None:
+    known = trained([1, 4, 8])
+    alike = known.resembling(lambda n, context: verify_work(2 * n, context), None)
+    theirs, ours = alike.costs(7, 100).verify_s, model().costs(15, 100).verify_s
+    ratio = known.costs(0, 100).verify_s[0] / ours[0]
+    assert theirs[0] / ours[1] == pytest.approx(ratio, rel=0.1) and abs(ratio - 1) > 0.1
+    alike.observe(a_round(0, 0.5))
+    assert known.costs(0, 100).verify_s[0] / ours[0] == ratio, "and learns for itself"
+
+
 def test_widths_between_two_knots_are_learned_too() -> None:
     latency = model()
     for _ in range(30):
