@@ -39,6 +39,7 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
 WARM_TOKENS = 24
+SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best of them are left out: they take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Cell:
     """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
 
     place: Place
-    tokens_per_s: dict[str, float]
+    tokens_per_s: dict[str, float]  # of a budget that was left out: of the first prompts
     of_plain: float
     of_plain_interval: tuple[float, float] | None
     best_fixed: str
@@ -199,7 +200,16 @@ def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: Gri
         for method, answer in answers.items():
             totals[method][i] = answer.tokens, answer.seconds
         rounds += answers[OURS].rounds
+        if i + 1 == SIEVE:
+            ran = sieved(ran, totals)
     return summarize(place, totals, rounds, time.perf_counter() - start, options.seed)
+
+
+def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str, Engine]:
+    """Without the fixed budgets that are far from the best of them so far."""
+    rates = {method: rate(totals[method]) for method in FIXED}
+    least = NEAR * max(rates.values())
+    return {method: engine for method, engine in ran.items() if rates.get(method, least) >= least}
 
 
 def race(
@@ -222,8 +232,8 @@ def race(
 
 
 def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
-    rates = {method: float(t[:, 0].sum() / t[:, 1].sum()) for method, t in totals.items()}
-    best = max(FIXED, key=lambda method: rates[method])
+    rates = {method: rate(t) for method, t in totals.items()}
+    best = max((method for method in FIXED if totals[method].all()), key=lambda method: rates[method])
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,
@@ -237,6 +247,11 @@ def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], 
         seconds,
         {width: widths.count(width) for width in sorted(set(widths))},
     )
+
+
+def rate(total: Totals) -> float:
+    """Tokens per second of the prompts that were answered."""
+    return float(total[:, 0].sum() / total[:, 1].sum())
 
 
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:

@@ -102,6 +102,17 @@ def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
     assert ("**no**" in "\n".join(table([cell]))) is not holds
 
 
+def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
+    found = totals(1.0, 1.0, 1.0)
+    found[FIXED[0]][:] = [10.0, 1.05]
+    ran = dict.fromkeys(found)
+    assert list(grid.sieved(ran, found)) == [PLAIN, OURS, *FIXED[:2]]  # type: ignore[arg-type, type-var]
+    found[FIXED[0]][1] = 0  # left out after the first prompt, which was an easy one
+    found[FIXED[0]][0] = [10.0, 0.1]
+    cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0)
+    assert cell.best_fixed == FIXED[1] and cell.of_fixed == pytest.approx(1.0)
+
+
 def tiny_llm(target: Target) -> Any:
     drafter = Truthful("truthful", truth=[5] * 300)
     engine = SimpleNamespace(latency=LatencyModel(MACHINE, target.work, drafter.work))
