@@ -39,7 +39,7 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
 WARM_TOKENS = 24
-SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best of them are left out: they take long
+SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
 
 
 @dataclass(frozen=True, slots=True)
