@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftwood.llm import LLM, load
+from draftwood.policies.base import Outlook
 from draftwood.policies.bastion import Bastion
 from draftwood.serve.options import Options
 from tests.local_ray import free_port, processes, ray_cluster
@@ -37,11 +38,11 @@ class Mortal(Bastion):
 
     order: str = ""
 
-    def choose(self, *args: Any) -> int:
+    def drafts(self, outlook: Outlook) -> bool:  # asked in every round, also where drafting does not pay
         if self.order and os.path.exists(self.order):
             os.unlink(self.order)
             raise SystemExit
-        return super().choose(*args)
+        return super().drafts(outlook)
 
 
 def loaded(tiny: str, order: str = "") -> LLM:
