@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.errors import BadModel
 
 INDEX = "model.safetensors.index.json"
@@ -26,7 +27,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def checkpoint_folder(name: str, pickles: bool = False) -> Path:
-    """The local folder of `name`, a folder or a Hub repository (downloaded into its cache if need be).
+    """The local folder of `name`: a folder, a Hub repository (downloaded into its cache if need be), or `shipped`.
 
     `pickles`: checkpoints of this kind are also published as pickles.
     """
@@ -38,6 +39,8 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
             raise BadModel(f"The drafter {name} is a file; give the folder with config.json and the safetensors.")
         if folder.is_dir():
             return folder
+        if name == "shipped":
+            return EMBEDDED_DRAFTER
         wanted = ["config.json", "*.safetensors", INDEX, DRAFT_TOKENS, *(["*.bin"] if pickles else [])]
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (

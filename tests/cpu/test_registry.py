@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from draftwood import registry
+from draftwood.drafters.checkpoint import checkpoint_folder
+from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.errors import BadInput
 
 
@@ -121,3 +123,10 @@ def test_folders_and_hub_names_are_dflash_checkpoints(monkeypatch: pytest.Monkey
         ("dflash:o/m", "o/m"),
     ]:
         assert registry.drafter(spec, None) == (name, None)
+
+
+def test_shipped_is_a_name_wherever_a_checkpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_folder("shipped") == EMBEDDED_DRAFTER
+    (tmp_path / "shipped").mkdir()
+    assert checkpoint_folder("shipped") == Path("shipped"), "a folder of the user's goes first"
