@@ -177,23 +177,21 @@ class Lean:
         size = plan.tokens.shape[1]
         tokens = F.pad(plan.tokens[0], (0, max(0, LEAST_ROWS - size)))
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
-        hidden, delta = x.shape[1], None
-        taps = x.new_empty(size, len(self._taps) * hidden) if self._taps else None
+        delta, taps = None, x.new_empty(len(x), len(self._taps), x.shape[1])
+        into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
         cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
         parts = Parts(plan, cache)
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(native.add_norm(x, delta, layer.input_norm))
+            qkv = layer.qkv(native.add_norm(x, delta, layer.input_norm, into.get(i)))
             seen = native.attend(layer, qkv, cos, sin, parts, cache, i, self.windows[i])
             gate_up = layer.gate_up(native.add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(native.swiglu(gate_up))
-            if taps is not None and i in self._taps:
-                place = slice(self._taps[i] * hidden, (self._taps[i] + 1) * hidden)
-                torch.add(x[:size], delta[:size], out=taps[:, place])
-        x = native.add_norm(x, delta, self.model.model.norm.weight)
+        x = native.add_norm(x, delta, self.model.model.norm.weight, into.get(len(self._layers)))
+        tapped = taps[:size].flatten(1) if self._taps else None
         if plan.wanted is not None:
             size = len(plan.wanted)
             x = F.pad(x[plan.wanted], (0, 0, 0, max(0, LEAST_ROWS - size)))
-        return Verified(self.model.lm_head(x)[:size], taps)
+        return Verified(self.model.lm_head(x)[:size], tapped)
 
     @property
     def exact_cache(self) -> bool:

@@ -10,6 +10,8 @@ from draftwood.policies.base import Policy
 from draftwood.sampling import Sampler
 from draftwood.tree import Tree
 
+SPARE = 64  # slots behind the text for trees: those of a whole `n_max` would spread a batch's keys over more pages
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -38,8 +40,8 @@ class Request:
 
     @property
     def capacity(self) -> int:
-        """Slots that it may need in the caches."""
-        return self.end + 1 + self.policy.n_max
+        """Slots to make in the caches. A tree that is wider than the rest of the answer and these makes them grow."""
+        return self.end + 1 + min(self.policy.n_max, SPARE)
 
     @property
     def remaining(self) -> int:

@@ -25,6 +25,9 @@ from draftwood.tree import Draft, Lattice, Tree
 
 RECORDED = 16  # candidates of each depth that a round's record keeps
 PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
+MOST_UNTOLD = 64  # rounds whose taps wait for the drafter: bounds the memory that they hold
+
+Committed = tuple[list[int], Tensor | None]  # tokens and their taps
 
 
 @dataclass(slots=True)
@@ -110,6 +113,7 @@ class HostRounds:
         self._target, self._drafter = target, drafter
         self._cache = KVCache(target.num_layers, [])
         self._prefixes: dict[Request, Prefix] = {}
+        self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
         self._verified: tuple[Sequence[Part], Verified] | None = None
         self._drafted: set[Request] = set()  # in this round
 
@@ -121,8 +125,11 @@ class HostRounds:
             state = self._drafter.open(capacity) if self._drafter else None
             prefix = Prefix(self._target.new_row(capacity), state)
         self._prefixes[request] = prefix
+        self._untold[request] = []
 
     def leave(self, request: Request) -> Prefix:
+        self._tell(request)
+        del self._untold[request]
         return self._prefixes.pop(request)
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
@@ -132,6 +139,8 @@ class HostRounds:
         if self._drafter is None or not asked:
             return [None] * len(requests)
         with clock("draft"):
+            for request in asked:
+                self._tell(request)
             found = self._drafter.draft([self._asked(request) for request in asked])
         with clock("grow"):
             # A node at depth d can only be emitted if d more tokens fit before the bonus token.
@@ -189,7 +198,19 @@ class HostRounds:
             prefix.row.commit(verdict.path)
             tokens, taps = tokens[kept], None if taps is None else taps[kept]
         if self._drafter is not None:
-            self._drafter.extend(prefix.state, tokens.tolist(), taps)
+            untold = self._untold[part.request]
+            untold.append((tokens.tolist(), taps))
+            if part.known or self._drafted or len(untold) == MOST_UNTOLD:  # beside drafts, taps are a part of many
+                self._tell(part.request)
+
+    def _tell(self, request: Request) -> None:
+        """Give the drafter what was committed since it last heard of a request."""
+        committed, self._untold[request] = self._untold[request], []
+        if self._drafter is None or not committed:
+            return
+        tokens = [token for told, _ in committed for token in told]
+        taps = [part for _, part in committed if part is not None]
+        self._drafter.extend(self._prefixes[request].state, tokens, torch.cat(taps) if taps else None)
 
 
 def _grow(request: Request, draft: Draft) -> Tree:

@@ -124,7 +124,8 @@ def _round(
         seconds = {"verify": costs.plain_s}
     path = matched(tree, script.answer.continuation(context))
     opinions = tree.mass[1:], tree.depths[1:]
-    return Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, len(whole)), tree
+    record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft)
+    return record, tree
 
 
 def _narrow(draft: Lattice | Tree, width: int) -> Lattice | Tree:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftwood.llm import LLM, Messages
 
 WARMUP_TOKENS = 16
-TURN = 16  # tokens, of each user, that a method writes before it is the next one's turn
+TURN = 4  # tokens, of each user, that a method writes before it is the next one's turn
 HEADLINES = (
     "tokens_per_s",
     "speedup_vs_transformers",

@@ -37,8 +37,9 @@ class Built:
 
     @property
     def version(self) -> str:
-        """Of their source, compiler and machine, in eight letters; "" without a library."""
-        return "" if self.library is None else self.library.stem[-8:]
+        """Of their source, compiler and machine, in eight letters."""
+        assert self.library is not None, self.reason
+        return self.library.stem[-8:]
 
     @functools.cached_property
     def functions(self) -> ctypes.CDLL:

@@ -36,12 +36,12 @@ class Native:
     shape: Shape
     scale: float
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """`x += delta` in place; returns RMSNorm(x) * weight. All `[N, hidden]`."""
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
+        """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
         out = torch.empty_like(x)
-        self.built.functions.add_norm(
-            _at(x), _at(delta), _at(weight), _at(out), c_float(self.shape.norm_eps), *_sizes(*x.shape), _threads()
-        )
+        taken = _at(tap), c_int64(0 if tap is None else tap.stride(0))
+        eps, sizes = c_float(self.shape.norm_eps), _sizes(*x.shape)
+        self.built.functions.add_norm(_at(x), _at(delta), _at(weight), _at(out), *taken, eps, *sizes, _threads())
         return out
 
     def swiglu(self, gate_up: Tensor) -> Tensor:

@@ -89,14 +89,16 @@ static inline float inverse_rms(const bf16 *x, int64_t width, float eps) {
     return 1.0f / sqrtf(total(lanes) / (float)width + eps);
 }
 
-// x += delta (unless null); out = RMSNorm(x) * weight. All [rows, width].
-void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, float eps, int64_t rows, int64_t width,
-              int threads) {
+// x += delta (unless null); out = RMSNorm(x) * weight. All [rows, width]. The sum goes to tap, too (unless null), whose
+// rows are stride apart.
+void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, bf16 *tap, int64_t stride, float eps,
+              int64_t rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > SMALL / 4)
     for (int64_t r = 0; r < rows; r++) {
         bf16 *row = x + r * width, *to = out + r * width;
         if (delta)
             for (int64_t i = 0; i < width; i++) row[i] = down(up(row[i]) + up(delta[r * width + i]));
+        if (tap) memcpy(tap + r * stride, row, width * sizeof *row);
         float scale = inverse_rms(row, width, eps);
         for (int64_t i = 0; i < width; i++) to[i] = down(up(row[i]) * scale * up(weight[i]));
     }
