@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 NEUTRAL = np.array([0.0, 1.0, 0.0])  # a, b, c that believe the drafter
 LOWEST, HIGHEST = np.array([-6.0, 0.25, -2.0]), np.array([3.0, 4.0, 0.0])
 PRIOR = np.diag([0.5, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
-SURE = 1 - 1e-5  # no mass counts as more: its logit would drown all others
+FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logit would drown all others
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 48  # rounds that the outlook looks at
@@ -30,6 +30,7 @@ TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 OPTIMISM = 0.3  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
+STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -45,7 +46,8 @@ class AcceptanceModel:
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
         self._faintest: deque[float] = deque(maxlen=KEPT)  # mass below which none of them verified a node
         self._idle = 0
-        self._prospect: Prospect | None = None  # until something is learned
+        self._prospect: Prospect | None = None
+        self._unjudged = 0  # rounds since it was formed that may have changed it
 
     @property
     def faint(self) -> float:
@@ -54,7 +56,7 @@ class AcceptanceModel:
         Where growing on pays, trees end with nodes of about the same mass, and few with less. A tree of which all
         was verified says that too little was grown: else what was not grown would never be seen to be missing.
         """
-        return 0.0 if len(self._faintest) < TRIALS else 0.75 * float(np.quantile(self._faintest, 0.25))
+        return 0.0 if len(self._faintest) < TRIALS else 0.75 * sorted(self._faintest)[len(self._faintest) // 4]
 
     @property
     def depth(self) -> int | None:
@@ -66,7 +68,8 @@ class AcceptanceModel:
 
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
-        p: Floats = _sigmoid(_features(mass, depths) @ self.weights).astype(np.float32)
+        a, b, c = self.weights.tolist()
+        p: Floats = _sigmoid(a + b * _logit(mass) + c * (depths - 1)).astype(np.float32)
         return p
 
     def likely(self, mass: Floats, depths: Ints) -> Floats:
@@ -82,7 +85,7 @@ class AcceptanceModel:
         if not round.drafted:
             self._idle += 1
             return
-        self._prospect = None
+        self._unjudged += 1 + self._idle
         features = _features(round.mass, round.depths)
         if round.n:
             accepted = np.zeros(round.n)
@@ -95,8 +98,9 @@ class AcceptanceModel:
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""
-        if self._prospect is None and len(self._recent) >= TRIALS:
-            self._prospect = self._judged()
+        due = self._prospect is None or self._unjudged * STEADY >= sum(self._shares)
+        if due and len(self._recent) >= TRIALS:
+            self._prospect, self._unjudged = self._judged(), 0
         return self._prospect
 
     def _judged(self) -> Prospect:
@@ -182,8 +186,14 @@ def temperature_bucket(temperature: float) -> float:
 
 def _features(mass: Floats, depths: Ints) -> Array:
     """`[N, 3]`: 1, logit of the mass, depth - 1."""
-    known = np.clip(mass.astype(np.float64), np.finfo(np.float32).tiny, SURE)
-    return np.stack([np.ones(len(known)), np.log(known) - np.log1p(-known), depths - 1.0], axis=1)
+    logits = _logit(mass)
+    return np.stack([np.ones(len(logits)), logits, depths - 1.0], axis=1)
+
+
+def _logit(mass: Floats) -> Array:
+    known = np.minimum(np.maximum(mass.astype(np.float64), FAINTEST), SURE)
+    odds: Array = np.log(known / (1 - known))
+    return odds
 
 
 def _sigmoid(x: Array) -> Array:

@@ -70,7 +70,7 @@ class Bastion(Joint):
         # tokens of a round over its expected seconds (renewal-reward), and these include the draft. The
         # paper's factor T_AR makes a speedup of this; being constant it does not move the maximum.
         size = len(mass)
-        rate = np.cumsum([1.0, *mass]) / costs.round_s()[: 1 + size]
+        rate = (1 + np.append(0.0, np.cumsum(mass, dtype=np.float64))) / costs.round_s()[: 1 + size]
         if not self.widths:
             return int(np.argmax(rate))
         nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
