@@ -44,6 +44,7 @@ class AcceptanceModel:
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
+        self._widths: deque[int] = deque(maxlen=KEPT)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=KEPT)  # mass below which none of them verified a node
         self._idle = 0
         self._prospect: Prospect | None = None
@@ -65,6 +66,11 @@ class AcceptanceModel:
         A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
         """
         return None if len(self._depths) < TRIALS else 2 + max(self._depths)
+
+    @property
+    def width(self) -> int | None:
+        """How many candidates of a depth are worth drafting, by the same rule: twice what recent trees had of one."""
+        return None if len(self._widths) < TRIALS else 2 * max(self._widths)
 
     def calibrate(self, mass: Floats, depths: Ints) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
@@ -142,7 +148,9 @@ class AcceptanceModel:
         self._shares.append(1.0)
         self._recent.append(features)
         self._emitted.append(emitted)
-        self._depths.append(int(features[:, 2].max(initial=-1)) + 1)
+        of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
+        self._depths.append(len(of_depth) if len(features) else 0)
+        self._widths.append(int(of_depth.max()))
         self._idle = 0
 
     def _learn(self, features: Array, accepted: Array) -> None:

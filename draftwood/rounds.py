@@ -152,10 +152,11 @@ class HostRounds:
         return [next(proposals) if asks else None for asks in drafts]
 
     def _asked(self, request: Request) -> base.Request:
-        depth = min(request.remaining - 1, request.policy.n_max)  # no tree of n nodes is deeper than n
-        if request.policy.calibrated and (worth := request.acceptance.depth) is not None:
-            depth = min(depth, worth)
-        return base.Request(self._prefixes[request].state, request.root, request.policy.width, depth)
+        policy, known = request.policy, request.acceptance
+        width, depth = policy.width, min(request.remaining - 1, policy.n_max)  # no tree of n nodes is deeper than n
+        if policy.calibrated and known.depth is not None and known.width is not None:
+            width, depth = min(width, max(known.width, RECORDED)), min(depth, known.depth)
+        return base.Request(self._prefixes[request].state, request.root, width, depth)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         with clock("verify"):

@@ -248,6 +248,20 @@ def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
     assert model.depth == 2
 
 
+def test_the_width_worth_drafting_follows_what_trees_use() -> None:
+    siblings = Tree(np.arange(5), np.array([-1, 0, 0, 0, 1]), np.array([0, 1, 1, 1, 2]), np.full(5, 0.2, np.float32))
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        assert model.width is None
+        model.observe(a_round(siblings))
+    assert model.width == 6
+    model.observe(a_round(chain(0)))
+    assert model.width == 6
+    for _ in range(60):
+        model.observe(a_round(chain(3)))
+    assert model.width == 2
+
+
 def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     model = AcceptanceModel()
     assert model.faint == 0.0
