@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftwood.decoder import Shape
+from draftwood.drafters import mark
 from draftwood.errors import BadModel
 from draftwood.rotary import STATIC
 
@@ -50,6 +51,7 @@ class DFlashConfig:
     num_target_layers: int | None
     embedding_scale: float
     tau: float | None = None  # tokens a round that its maker measured: draftwood's own key, others have none
+    target_mark: tuple[float, ...] | None = None  # of the target it was made for: ours, too
 
     @property
     def num_layers(self) -> int:
@@ -108,6 +110,14 @@ class Keys:
             raise self.wrong(key, "a positive number")
         return float(value)
 
+    def reals(self, key: str) -> tuple[float, ...] | None:
+        values = self.get(key)
+        if values is None:
+            return None
+        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+            raise self.wrong(key, "a list of numbers")
+        return tuple(map(float, values))
+
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
@@ -140,6 +150,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         num_target_layers=keys.whole("num_target_layers") if keys.get("num_target_layers") is not None else None,
         embedding_scale=keys.real("input_embedding_scale", 1.0),
         tau=keys.real("tau") if keys.get("tau") is not None else None,
+        target_mark=keys.reals(mark.KEY),
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
@@ -166,6 +177,8 @@ def check_fits(config: DFlashConfig, name: str, target: Target) -> None:
             f"The drafter {name} does not fit {target.name}: it expects {', '.join(wrong)}. "
             "Name the drafter of this target, or 'ngram', which works with every target."
         )
+    if config.target_mark is not None:
+        mark.check_mark(config.target_mark, name, target)
 
 
 def _check_architecture(keys: Keys) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwood.drafters import mark
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
 from draftwood.drafters.dflash_config import Keys, read_rope
 from draftwood.errors import BadModel
@@ -80,6 +81,8 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
             f"The drafter {name} does not fit {target.name}: its hidden size is {hidden}, the target's "
             f"{target.hidden_size}. Name the drafter of this target, or 'ngram', which works with every target."
         )
+    if (made_for := keys.reals(mark.KEY)) is not None:
+        mark.check_mark(made_for, name, target)
     rope = {"rope_theta": 10000.0, **{k: v for k, v in values.items() if v is not None}}
     return Eagle3Config(
         hidden_size=hidden,

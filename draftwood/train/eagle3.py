@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from draftwood.drafters import mark
 from draftwood.drafters.dflash import rotary_embedding
 from draftwood.drafters.dflash_config import DFlashConfig, parse_config
 from draftwood.errors import BadInput
@@ -175,6 +176,7 @@ def export_eagle3(out: Path, model: TrainableEagle3, config: Mapping[str, Any], 
         "num_hidden_layers": 1,
         "draft_vocab_size": len(head.weight),
         "tie_word_embeddings": False,
+        mark.KEY: trained[mark.KEY],
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": trained["target_layer_ids"],
             "thinking": trained["thinking"],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from draftwood.drafters import mark
 from draftwood.drafters.dflash_config import ARCHITECTURE
 from draftwood.errors import BadInput, nearest
 from draftwood.target import Target
@@ -130,6 +131,7 @@ def drafter_config(
             "target_layer_ids": (first or {}).get("target_layer_ids") or read_layers(recipe, target.num_layers),
             "objective": recipe.objective,
             "thinking": thinking,
+            mark.KEY: mark.mark_of(target),
         },
         "num_target_layers": target.num_layers,
         "hidden_size": target.hidden_size,

@@ -78,6 +78,11 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 
 def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
     """Data read and divided, the drafter's config and head decided, the feature cache opened."""
+    if recipe.layers > target.num_layers:
+        raise BadInput(
+            f"--layers {recipe.layers}: the drafter would have more layers than {target.name}, which has "
+            f"{target.num_layers}, and take longer than what it is to save; 2 to 5 are usual."
+        )
     tokenizer = load_tokenizer(target.name)
     texts = usable(read_all(options.data, target), min(recipe.max_length, target.context_limit))
     if not texts:

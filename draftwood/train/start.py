@@ -111,5 +111,5 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
 
 def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
     """Whether two configs differ in what shapes the weights or their meaning."""
-    free = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau")
+    free = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau", "target_mark")
     return field not in free and getattr(one, field) != getattr(other, field)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 
+from draftwood.drafters.dflash_config import check_fits, parse_config
 from draftwood.embedded import EMBEDDED_DRAFTER
+from draftwood.errors import BadModel
 from draftwood.target import Target
 from draftwood.train.recipe import Recipe, drafter_config
+from tests.reference import tiny_target
 
 # As published with z-lab's checkpoints, which vLLM's and SGLang's DFlash methods load.
 KEYS = {
@@ -87,6 +91,30 @@ def test_the_tensors_are_those_of_the_format() -> None:
 
 def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    own = {"target_layer_ids", "mask_token_id", "objective", "thinking", "tau"}
+    own = {"target_layer_ids", "mask_token_id", "objective", "thinking", "tau", "target_mark"}
     assert set(re.findall(r"`(?:dflash_config\.)?(\w+)`", page)) >= KEYS | OTHERWISE | OTHERWISE_OWN | own
     assert shipped()["dflash_config"].keys() <= own
+
+
+def test_a_drafter_tells_its_target_from_another_of_the_same_shape(target: Target) -> None:
+    """In whatever dtype, and tuned; where its maker left no mark, any target of the shape will do."""
+    values = drafter_config(Recipe(layers=2, taps=2), target, mask_token=96)
+    made, other = parse_config(values, "ours"), tiny_target(seed=5)
+    tuned = tiny_target(dtype=torch.bfloat16)
+    with torch.no_grad():
+        weight = tuned.model.get_input_embeddings().weight
+        weight.add_(0.1 * weight.std() * torch.randn_like(weight))
+    for fits in (target, tuned):
+        check_fits(made, "ours", fits)
+    with pytest.raises(BadModel, match="ours was made for another model of the shape of tiny-llama"):
+        check_fits(made, "ours", other)
+    del values["dflash_config"]["target_mark"]
+    check_fits(parse_config(values, "theirs"), "theirs", other)
+
+
+@pytest.mark.parametrize("mark", [[0.1, 0.2], "abc", [None], []])
+def test_a_damaged_mark_is_named(mark: object, target: Target) -> None:
+    values = drafter_config(Recipe(layers=2, taps=2), target, mask_token=96)
+    values["dflash_config"]["target_mark"] = mark
+    with pytest.raises(BadModel, match="target_mark"):
+        check_fits(parse_config(values, "ours"), "ours", target)

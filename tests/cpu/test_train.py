@@ -42,6 +42,7 @@ from draftwood.train.loop import Course, Progress, Watcher, add_gradients, plan_
 from draftwood.train.loss import Head, Teacher, backpropagate
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
+from draftwood.train.run import TrainOptions, prepare
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, start
@@ -534,6 +535,11 @@ def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(s
     again = drafter_config(recipe, single, first["mask_token_id"], first=first)
     start(again, str(tmp_path), single, 0)
     assert again == config and inherited("target") == inherited("random") == {}
+
+
+def test_more_layers_than_the_target_has_are_refused_before_any_work(single: Target, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--layers 1000000.*more layers than"):
+        prepare(TrainOptions([tmp_path], tmp_path), replace(RECIPE, layers=1_000_000), single, Fleet())
 
 
 def test_it_begins_as_the_end_of_its_target(single: Target, tmp_path: Path) -> None:
