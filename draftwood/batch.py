@@ -54,6 +54,7 @@ class _Begun:
     parts: list[Part]
     costs: Mapping[Policy, Costs]  # as expected before the round
     proposals: list[Proposal | None]  # for each part what its tree was chosen from
+    before: int  # drafted rounds in a row before it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +64,7 @@ class _Timed:
     round: Round
     requests: int
     drafted: int  # requests
+    before: int  # drafted rounds in a row
 
 
 class Batch:
@@ -86,6 +88,7 @@ class Batch:
         self._begun: _Begun | None = None
         self._timed: _Timed | None = None
         self._idle = 0  # rounds since all requests were drafted for
+        self._in_a_row = 0  # drafted rounds
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
@@ -119,12 +122,13 @@ class Batch:
         with clock("choose"):
             costs = self._costs(writing, beside, read)
             drafts = self._drafts(writing, costs)
+            before, self._in_a_row = self._in_a_row, self._in_a_row + 1 if any(drafts) else 0
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
             trees = self._decide(lambda: self._choose(writing, proposed, costs, beside, read))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
-        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)])
+        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], before)
 
     def _chunks(self) -> list[Part]:
         """What this round reads of prompts, first come, first served."""
@@ -252,7 +256,7 @@ class Batch:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding)
-            self._timed = _Timed(whole, len(writing), drafted)
+            self._timed = _Timed(whole, len(writing), drafted, begun.before)
         return records
 
     def _learn_seconds(self) -> None:
@@ -260,10 +264,10 @@ class Batch:
         if self._timed is None:
             return
         timed, self._timed = self._timed, None
-        seconds = dict(timed.round.seconds)
+        seconds, first = dict(timed.round.seconds), not timed.before
         if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
-            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context)
-        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds))
+            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, first)
+        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), first)
 
     def _width(self, tokens: int) -> int:
         """How many tokens a forward of `tokens` runs."""

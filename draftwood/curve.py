@@ -8,6 +8,8 @@ from math import inf, log
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.tree import Bools
+
 Array = NDArray[np.float64]
 
 # Widths (tokens of one forward) at which something is learned. In between, seconds are linear in width.
@@ -79,7 +81,7 @@ class Curve:
         neighbours' ratio, and is not believed to be cheaper than a narrower one that was run: a prior too
         hopeful about wide forwards would lure a policy there. Nor is one that was seldom run, or not lately, believed
         to be dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from
-        running it again.
+        running it again. Beyond the widest that is well known seconds go on to rise as they did before it.
         """
         if self._last is None or self._last[0] is not prior:
             self._last = prior, self._seconds(prior)
@@ -95,7 +97,7 @@ class Curve:
         seconds = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
         sure = (seen >= ENOUGH) & np.array([level.recent >= CURRENT for level in self.levels])
         most: Array = np.minimum.accumulate(np.where(sure, run, inf)[::-1])[::-1]
-        return np.where(sure, seconds, np.minimum(seconds, most))
+        return _rising(np.where(sure, seconds, np.minimum(seconds, most)), seen >= HEAD_START)
 
     def familiar(self, width: int) -> float:
         """How well the less known of the two widths around `width` is known, from 0 to 1."""
@@ -139,3 +141,15 @@ class Curve:
         curve = cls()
         curve.levels = [Level.of_json(entry) for entry in data]
         return curve
+
+
+def _rising(seconds: Array, known: Bools) -> Array:
+    """The same, where widths beyond the widest `known` one take no less than if they rose as over the last doubling."""
+    last = int(np.flatnonzero(known)[-1]) if known.any() else 0
+    narrower = np.flatnonzero(known & (WIDTHS <= WIDTHS[last] / 2))
+    if not len(narrower):
+        return seconds
+    first = narrower[-1]
+    slope = max(seconds[last] - seconds[first], 0.0) / (WIDTHS[last] - WIDTHS[first])
+    beyond = np.maximum(WIDTHS - WIDTHS[last], 0.0)
+    return np.where(beyond > 0, np.maximum(seconds, seconds[last] + slope * beyond), seconds)

@@ -29,6 +29,7 @@ PACE, FADE, LEAP = (
     0.1,
 )  # the pace follows and is forgotten within some ten rounds; one moves it 0.035 at most
 LATEST = 256  # rounds that `errors` looks at
+ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
 TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
@@ -167,25 +168,32 @@ class LatencyModel:
         host = float(np.interp(1 + n, WIDTHS, self._learned.host.seconds(HOST_PRIOR)))
         return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
 
-    def observe(self, round: Round) -> None:
-        """Learn from where a round's seconds went."""
+    def observe(self, round: Round, first: bool = False) -> None:
+        """Learn from where a round's seconds went; a `first` one drafts where those before it did not.
+
+        It catches up on the text since, in code that no cache holds any more. Drafting on is cheaper, and that is what
+        there is to decide.
+        """
         self._latest.append(replace(round, draft=None))
         verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
         host, usually = round.total_s - verify - draft, exp(-self._pace)
         if verify > 0 and round.width in self._warm:
             self._learn_verify(round, verify * usually)
         self._warm.add(round.width)  # a width's first forward makes kernels for it: no word on the next ones
+        odd = first and self._learned.draft_at(round.context).seen >= ROUTINE
         if draft > 0:
-            self._learned.draft_at(round.context).move(log(draft * usually / self._draft_s(round.context)))
-        if host > 0 and round.drafted:
+            self.observe_draft(draft, round.context, first)
+        if host > 0 and round.drafted and not odd:
             self._learned.host.learn(1 + round.n, host * usually, HOST_PRIOR)
-        elif host > 0:
+        elif host > 0 and not round.drafted:
             self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
-    def observe_draft(self, seconds: float, context: int) -> None:
-        """Learn from a draft alone."""
-        self._learned.draft_at(context).move(log(seconds * exp(-self._pace) / self._draft_s(context)))
+    def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:
+        """Learn from a draft alone, unless it is a `first` one and others are known."""
+        level = self._learned.draft_at(context)
+        if not first or level.seen < ROUTINE:
+            level.move(log(seconds * exp(-self._pace) / self._draft_s(context)))
         self._costs.clear()
 
     def _learn_verify(self, round: Round, usual: float) -> None:

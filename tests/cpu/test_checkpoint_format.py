@@ -16,7 +16,7 @@ from draftwood.embedded import EMBEDDED_DRAFTER
 from draftwood.errors import BadModel
 from draftwood.target import Target
 from draftwood.train.recipe import Recipe, drafter_config
-from tests.reference import tiny_target
+from tests.reference import tiny_model, tiny_target
 
 # As published with z-lab's checkpoints, which vLLM's and SGLang's DFlash methods load.
 KEYS = {
@@ -100,7 +100,7 @@ def test_a_drafter_tells_its_target_from_another_of_the_same_shape(target: Targe
     """In whatever dtype, and tuned; where its maker left no mark, any target of the shape will do."""
     values = drafter_config(Recipe(layers=2, taps=2), target, mask_token=96)
     made, other = parse_config(values, "ours"), tiny_target(seed=5)
-    tuned = tiny_target(dtype=torch.bfloat16)
+    tuned = Target(tiny_model().to(torch.bfloat16), "tuned")
     with torch.no_grad():
         weight = tuned.model.get_input_embeddings().weight
         weight.add_(0.1 * weight.std() * torch.randn_like(weight))

@@ -148,6 +148,32 @@ def test_widths_never_run_follow_their_neighbours() -> None:
     assert abs(learned - TRUE_S[64]) < 0.5 * abs(prior - TRUE_S[64])
 
 
+def test_widths_beyond_those_known_go_on_to_rise() -> None:
+    """As the last doubling did: a width where arithmetic has become dear says so of the next."""
+    latency = model()
+    for _ in range(20):
+        for width, seconds in ((8, 0.020), (16, 0.036)):
+            latency.observe(a_round(width - 1, seconds))
+    verify = latency.costs(63, 100).verify_s
+    assert verify[31] >= 0.065 and np.all(np.diff(verify[15:]) >= 0)
+
+
+def test_a_draft_after_a_pause_teaches_nothing_once_others_are_known() -> None:
+    latency = model()
+    for _ in range(12):
+        latency.observe(a_round(4, 0.02))
+    before = latency.costs(8, 100)
+    late = a_round(4, 0.02)
+    late = replace(late, seconds={**late.seconds, "draft": 10 * late.seconds["draft"], "grow": 0.01})
+    for _ in range(12):
+        latency.observe(late, first=True)
+    after = latency.costs(8, 100)
+    assert after.draft_s == pytest.approx(before.draft_s, rel=0.02)
+    np.testing.assert_allclose(after.aux_s, before.aux_s, rtol=0.02)
+    latency.observe(late)
+    assert latency.costs(8, 100).draft_s > 1.01 * before.draft_s
+
+
 def test_a_width_never_run_is_not_believed_cheaper_than_a_narrower_one_that_was() -> None:
     latency = model()
     for _ in range(20):
