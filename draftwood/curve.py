@@ -18,6 +18,8 @@ NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width sa
 PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
 ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
 
+WIDE = 8  # tokens: from here on a doubling says more of arithmetic than of luck
+
 GAIN = 0.12  # weight of a new observation in the long run
 CALM = 0.2  # the same for the spread
 DOUBT = 0.3  # spread of log-ratios that is expected before any is known
@@ -69,8 +71,10 @@ class Level:
 class Curve:
     """Seconds over width: a prior times what was learned at each of `WIDTHS`."""
 
-    def __init__(self, like: Curve | None = None) -> None:
-        """`like` is where to start from: its values, believed as little as a profile of another day."""
+    def __init__(self, like: Curve | None = None, rises: bool = True) -> None:
+        """`like` is where to start from: its values, believed as little as a profile of another day. `rises`: widths
+        beyond those known are believed to take more."""
+        self._rises = rises
         self.levels: list[Level] = [level.again() for level in like.levels] if like else [Level() for _ in WIDTHS]
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned
 
@@ -81,7 +85,7 @@ class Curve:
         neighbours' ratio, and is not believed to be cheaper than a narrower one that was run: a prior too
         hopeful about wide forwards would lure a policy there. Nor is one that was seldom run, or not lately, believed
         to be dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from
-        running it again. Beyond the widest that is well known seconds go on to rise as they did before it.
+        running it again.
         """
         if self._last is None or self._last[0] is not prior:
             self._last = prior, self._seconds(prior)
@@ -97,7 +101,8 @@ class Curve:
         seconds = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
         sure = (seen >= ENOUGH) & np.array([level.recent >= CURRENT for level in self.levels])
         most: Array = np.minimum.accumulate(np.where(sure, run, inf)[::-1])[::-1]
-        return _rising(np.where(sure, seconds, np.minimum(seconds, most)), seen >= HEAD_START)
+        capped = np.where(sure, seconds, np.minimum(seconds, most))
+        return _rising(capped, seen >= HEAD_START) if self._rises else capped
 
     def familiar(self, width: int) -> float:
         """How well the less known of the two widths around `width` is known, from 0 to 1."""
@@ -134,19 +139,20 @@ class Curve:
         return [level.to_json() for level in self.levels]
 
     @classmethod
-    def of_json(cls, data: object) -> Curve:
+    def of_json(cls, data: object, rises: bool = True) -> Curve:
         """Raises ValueError for anything that `to_json` does not give."""
         if not isinstance(data, list) or len(data) != len(WIDTHS):
             raise ValueError("a curve has a level for each width")
-        curve = cls()
+        curve = cls(rises=rises)
         curve.levels = [Level.of_json(entry) for entry in data]
         return curve
 
 
 def _rising(seconds: Array, known: Bools) -> Array:
     """The same, where widths beyond the widest `known` one take no less than if they rose as over the last doubling."""
-    last = int(np.flatnonzero(known)[-1]) if known.any() else 0
-    narrower = np.flatnonzero(known & (WIDTHS <= WIDTHS[last] / 2))
+    wide = np.flatnonzero(known & (WIDTHS >= WIDE))
+    last = wide[-1] if len(wide) else 0
+    narrower = np.flatnonzero(known & (WIDTHS[last] / WIDTHS >= 2))
     if not len(narrower):
         return seconds
     first = narrower[-1]

@@ -66,7 +66,7 @@ class Learned:
     def __init__(self) -> None:
         self.verify: dict[int, Curve] = {}  # by reach of context
         self.draft: dict[int, Level] = {}
-        self.host, self.plain_host = Curve(), Level()
+        self.host, self.plain_host = Curve(rises=False), Level()
 
     def verify_at(self, context: int) -> Curve:
         """The curve for a context; one that is new starts like the nearest."""
@@ -86,7 +86,7 @@ class Learned:
         learned = Learned()
         learned.verify = {at: Curve(curve) for at, curve in self.verify.items()}
         learned.draft = {at: level.again() for at, level in self.draft.items()}
-        learned.host, learned.plain_host = Curve(self.host), self.plain_host.again()
+        learned.host, learned.plain_host = Curve(self.host, rises=False), self.plain_host.again()
         return learned
 
     def to_json(self) -> dict[str, object]:
@@ -108,7 +108,7 @@ class Learned:
         learned = cls()
         learned.verify = {int(at): Curve.of_json(entry) for at, entry in data["verify"].items()}
         learned.draft = {int(at): Level.of_json(entry) for at, entry in data["draft"].items()}
-        learned.host, learned.plain_host = Curve.of_json(data["host"]), Level.of_json(data["plain_host"])
+        learned.host, learned.plain_host = Curve.of_json(data["host"], rises=False), Level.of_json(data["plain_host"])
         return learned
 
 

@@ -31,7 +31,7 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    toll: float = 0.005  # the share of time that probing an unprofitable drafter may cost; in a batch half of it
+    toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
     margin: float = 0.05  # of gain, for each doubling of a batch up to 32: the best of many guesses is too high
     apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
@@ -97,7 +97,7 @@ class Bastion(Joint):
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0
-        if idle * self.toll / 2 * look >= 1 - look:
+        if idle * self.toll * look >= 1 - look:
             best = len(known)
         drafted = set(order[:best].tolist())
         return [i in drafted for i in range(len(known))]
