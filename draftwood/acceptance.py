@@ -28,8 +28,8 @@ RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later rou
 KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
-JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
-OPTIMISM = 0.8  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
+JUDGED = 4.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
+OPTIMISM = 1.5  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
@@ -46,6 +46,7 @@ class AcceptanceModel:
         self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
         self._widths: deque[int] = deque(maxlen=KEPT)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=KEPT)  # mass below which none of them verified a node
+        self._seen = 0.0  # of them; pauses do not count as forgetting
         self._idle = 0
         self._prospect: Prospect | None = None
         self._unjudged = 0  # rounds since it was formed that may have changed it
@@ -117,7 +118,10 @@ class AcceptanceModel:
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
         emitted = shares @ np.array(self._emitted)
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
-        doubt = np.sqrt(shares @ (np.array(self._emitted) - emitted) ** 2 / (JUDGED + weight))
+        # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
+        # of its mean, counts as one more. And a pause adds no doubt, or a look that failed would be followed by others.
+        squares = weight * (shares @ (np.array(self._emitted) - emitted) ** 2) + expected * (expected - 1)
+        doubt = np.sqrt(squares / (weight + 1) / (JUDGED + self._seen))
         return Prospect(float(tokens), float(shares @ sizes), float(doubt))
 
     def outlook(self, costs: Costs) -> Outlook:
@@ -128,7 +132,7 @@ class AcceptanceModel:
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
         tokens = prospect.tokens + OPTIMISM * prospect.doubt
-        return Outlook(float(tokens * costs.plain_s / seconds), self._idle)
+        return Outlook(float(tokens * costs.plain_s / seconds), self._idle, costs.resume_s / costs.plain_s)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""
@@ -136,7 +140,7 @@ class AcceptanceModel:
         model.weights = self.weights.copy()
         model._information = PRIOR + HERITAGE * (self._information - PRIOR)
         model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
-        model._shares, model._idle = self._shares.copy(), self._idle
+        model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
         return model
 
     def _remember(self, features: Array, emitted: int) -> None:
@@ -146,6 +150,7 @@ class AcceptanceModel:
         fade = max(RECENT ** (1 + self._idle), 1 / max(before, 1.0))
         self._shares = deque((share * fade for share in self._shares), KEPT)
         self._shares.append(1.0)
+        self._seen = RECENT * self._seen + 1
         self._recent.append(features)
         self._emitted.append(emitted)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)

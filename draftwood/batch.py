@@ -54,7 +54,7 @@ class _Begun:
     parts: list[Part]
     costs: Mapping[Policy, Costs]  # as expected before the round
     proposals: list[Proposal | None]  # for each part what its tree was chosen from
-    before: int  # drafted rounds in a row before it
+    first: bool  # drafts where the round before it did not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class _Timed:
     round: Round
     requests: int
     drafted: int  # requests
-    before: int  # drafted rounds in a row
+    first: bool  # as in `_Begun`
 
 
 class Batch:
@@ -88,7 +88,7 @@ class Batch:
         self._begun: _Begun | None = None
         self._timed: _Timed | None = None
         self._idle = 0  # rounds since all requests were drafted for
-        self._in_a_row = 0  # drafted rounds
+        self._drafted = False  # in the latest round
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
@@ -122,13 +122,13 @@ class Batch:
         with clock("choose"):
             costs = self._costs(writing, beside, read)
             drafts = self._drafts(writing, costs)
-            before, self._in_a_row = self._in_a_row, self._in_a_row + 1 if any(drafts) else 0
+            first, self._drafted = not self._drafted, any(drafts)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
             trees = self._decide(lambda: self._choose(writing, proposed, costs, beside, read))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
-        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], before)
+        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], first)
 
     def _chunks(self) -> list[Part]:
         """What this round reads of prompts, first come, first served."""
@@ -256,7 +256,7 @@ class Batch:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding)
-            self._timed = _Timed(whole, len(writing), drafted, begun.before)
+            self._timed = _Timed(whole, len(writing), drafted, begun.first)
         return records
 
     def _learn_seconds(self) -> None:
@@ -264,10 +264,10 @@ class Batch:
         if self._timed is None:
             return
         timed, self._timed = self._timed, None
-        seconds, first = dict(timed.round.seconds), not timed.before
+        seconds = dict(timed.round.seconds)
         if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
-            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, first)
-        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), first)
+            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, timed.first)
+        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), timed.first)
 
     def _width(self, tokens: int) -> int:
         """How many tokens a forward of `tokens` runs."""

@@ -17,7 +17,6 @@ WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width says about another
 PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
 ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
-
 WIDE = 8  # tokens: from here on a doubling says more of arithmetic than of luck
 
 GAIN = 0.12  # weight of a new observation in the long run
@@ -73,8 +72,8 @@ class Curve:
 
     def __init__(self, like: Curve | None = None, rises: bool = True) -> None:
         """`like` is where to start from: its values, believed as little as a profile of another day. `rises`: widths
-        beyond those known are believed to take more."""
-        self._rises = rises
+        beyond those known are believed to take more, if they do in one that is `like` it."""
+        self._rises: bool = rises if like is None else like._rises
         self.levels: list[Level] = [level.again() for level in like.levels] if like else [Level() for _ in WIDTHS]
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned
 

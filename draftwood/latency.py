@@ -66,6 +66,7 @@ class Learned:
     def __init__(self) -> None:
         self.verify: dict[int, Curve] = {}  # by reach of context
         self.draft: dict[int, Level] = {}
+        self.resume: dict[int, Level] = {}  # how much longer than that a draft after a pause takes
         self.host, self.plain_host = Curve(rises=False), Level()
 
     def verify_at(self, context: int) -> Curve:
@@ -76,17 +77,18 @@ class Learned:
         return self.verify[at]
 
     def draft_at(self, context: int) -> Level:
-        at = reach(context)
-        if at not in self.draft:
-            self.draft[at] = self.draft[_nearest(self.draft, at)].again() if self.draft else Level()
-        return self.draft[at]
+        return _level_at(self.draft, context)
+
+    def resume_at(self, context: int) -> Level:
+        return _level_at(self.resume, context)
 
     def again(self) -> Learned:
         """The same for what is like it and not the same: believed as little as a profile of another day."""
         learned = Learned()
         learned.verify = {at: Curve(curve) for at, curve in self.verify.items()}
         learned.draft = {at: level.again() for at, level in self.draft.items()}
-        learned.host, learned.plain_host = Curve(self.host, rises=False), self.plain_host.again()
+        learned.resume = {at: level.again() for at, level in self.resume.items()}
+        learned.host, learned.plain_host = Curve(self.host), self.plain_host.again()
         return learned
 
     def to_json(self) -> dict[str, object]:
@@ -94,6 +96,7 @@ class Learned:
             "widths": WIDTHS.tolist(),
             "verify": {str(at): curve.to_json() for at, curve in self.verify.items()},
             "draft": {str(at): level.to_json() for at, level in self.draft.items()},
+            "resume": {str(at): level.to_json() for at, level in self.resume.items()},
             "host": self.host.to_json(),
             "plain_host": self.plain_host.to_json(),
         }
@@ -103,11 +106,12 @@ class Learned:
         """Raises ValueError or KeyError for anything that `to_json` does not give."""
         if not isinstance(data, dict) or data["widths"] != WIDTHS.tolist():
             raise ValueError("other widths")
-        if not isinstance(data["verify"], dict) or not isinstance(data["draft"], dict):
-            raise ValueError("verify and draft are by context")
+        if not all(isinstance(data[part], dict) for part in ("verify", "draft", "resume")):
+            raise ValueError("verify, draft and resume are by context")
         learned = cls()
         learned.verify = {int(at): Curve.of_json(entry) for at, entry in data["verify"].items()}
         learned.draft = {int(at): Level.of_json(entry) for at, entry in data["draft"].items()}
+        learned.resume = {int(at): Level.of_json(entry) for at, entry in data["resume"].items()}
         learned.host, learned.plain_host = Curve.of_json(data["host"], rises=False), Level.of_json(data["plain_host"])
         return learned
 
@@ -156,7 +160,9 @@ class LatencyModel:
             verify = pace * np.interp(widths, WIDTHS, self._verify_curve(context))
             host = pace * np.interp(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
             plain_s = float(verify[0]) + pace * self._plain_host_s()
-            self._costs[key] = Costs(plain_s, pace * self._draft_s(context), host, verify)
+            draft_s = pace * self._draft_s(context)
+            resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
+            self._costs[key] = Costs(plain_s, draft_s, host, verify, resume_s=resume_s)
         return self._costs[key]
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
@@ -171,8 +177,8 @@ class LatencyModel:
     def observe(self, round: Round, first: bool = False) -> None:
         """Learn from where a round's seconds went; a `first` one drafts where those before it did not.
 
-        It catches up on the text since, in code that no cache holds any more. Drafting on is cheaper, and that is what
-        there is to decide.
+        It catches up on the text since, in code that no cache holds any more. Drafting on is cheaper, so it is learned
+        apart.
         """
         self._latest.append(replace(round, draft=None))
         verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
@@ -180,21 +186,28 @@ class LatencyModel:
         if verify > 0 and round.width in self._warm:
             self._learn_verify(round, verify * usually)
         self._warm.add(round.width)  # a width's first forward makes kernels for it: no word on the next ones
-        odd = first and self._learned.draft_at(round.context).seen >= ROUTINE
+        teaches = self._teaches(round.context, first)
         if draft > 0:
             self.observe_draft(draft, round.context, first)
-        if host > 0 and round.drafted and not odd:
+        if host > 0 and round.drafted and teaches:
             self._learned.host.learn(1 + round.n, host * usually, HOST_PRIOR)
         elif host > 0 and not round.drafted:
             self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
     def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:
-        """Learn from a draft alone, unless it is a `first` one and others are known."""
-        level = self._learned.draft_at(context)
-        if not first or level.seen < ROUTINE:
-            level.move(log(seconds * exp(-self._pace) / self._draft_s(context)))
+        """Learn from a draft alone."""
+        error = log(seconds * exp(-self._pace) / self._draft_s(context))
+        if self._teaches(context, first):
+            self._learned.draft_at(context).move(error)
+        else:
+            resume = self._learned.resume_at(context)
+            resume.move(error - resume.value)
         self._costs.clear()
+
+    def _teaches(self, context: int, first: bool) -> bool:
+        """Whether a draft says what drafting on takes."""
+        return not first or self._learned.draft_at(context).seen < ROUTINE
 
     def _learn_verify(self, round: Round, usual: float) -> None:
         """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
@@ -259,6 +272,14 @@ class LatencyModel:
 def reach(context: int) -> int:
     """Which contexts share what is learned: 0 below 1024 tokens, then one for each doubling."""
     return max(0, (context // FIRST_REACH).bit_length())
+
+
+def _level_at(levels: dict[int, Level], context: int) -> Level:
+    """The level for a context; one that is new starts like the nearest."""
+    at = reach(context)
+    if at not in levels:
+        levels[at] = levels[_nearest(levels, at)].again() if levels else Level()
+    return levels[at]
 
 
 def _nearest(known: Iterable[int], at: int) -> int:

@@ -125,11 +125,9 @@ class HostRounds:
             state = self._drafter.open(capacity) if self._drafter else None
             prefix = Prefix(self._target.new_row(capacity), state)
         self._prefixes[request] = prefix
-        self._untold[request] = []
 
     def leave(self, request: Request) -> Prefix:
         self._tell(request)
-        del self._untold[request]
         return self._prefixes.pop(request)
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
@@ -199,14 +197,14 @@ class HostRounds:
             prefix.row.commit(verdict.path)
             tokens, taps = tokens[kept], None if taps is None else taps[kept]
         if self._drafter is not None:
-            untold = self._untold[part.request]
+            untold = self._untold.setdefault(part.request, [])
             untold.append((tokens.tolist(), taps))
             if part.known or self._drafted or len(untold) == MOST_UNTOLD:  # beside drafts, taps are a part of many
                 self._tell(part.request)
 
     def _tell(self, request: Request) -> None:
         """Give the drafter what was committed since it last heard of a request."""
-        committed, self._untold[request] = self._untold[request], []
+        committed = self._untold.pop(request, [])
         if self._drafter is None or not committed:
             return
         tokens = [token for told, _ in committed for token in told]

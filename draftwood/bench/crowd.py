@@ -131,14 +131,14 @@ class Crowd:
                 say(f"{users} users, {method}: {found.tokens_per_s:.1f} tokens/s")
         return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
 
-    def rooms(self, users: int, prompts: Sequence[Sequence[int]], first: int) -> dict[str, Room]:
-        """Every method until everyone has had `turns` answers' worth of tokens; `first` says who begins."""
+    def rooms(self, users: int, prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Room]:
+        """Every method until everyone has had `turns` answers' worth of tokens; `seed` shuffles who is next."""
         rooms = {
             method: Room(engine, users, prompts, self._llm.stop_ids, self._options)
             for method, engine in self._engines.items()
         }
         share = self._options.turns * self._options.max_new_tokens
-        for method, goal in turns(list(rooms), share, first):
+        for method, goal in turns(list(rooms), share, seed):
             rooms[method].run(users * goal)
         for method, room in rooms.items():
             room.close()  # the next one has the same texts, which nobody may know by heart

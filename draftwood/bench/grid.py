@@ -218,15 +218,15 @@ def race(
     tokens: int,
     sampling: Sampling,
     known: Mapping[bool, PrefixCache],
-    first: int,
+    seed: int,
 ) -> dict[str, Answering]:
-    """All methods answer a prompt, some tokens each in turn; `first` says who begins. `known` by having no drafter."""
+    """All methods answer a prompt, token by token in an order that `seed` shuffles. `known` by having no drafter."""
     read(ran, prompt, known)
     answers = {
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()
     }
-    for method, goal in turns(list(ran), tokens, first):
+    for method, goal in turns(list(ran), tokens, seed):
         answers[method].run(goal)
     return answers
 

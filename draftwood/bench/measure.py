@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from draftwood import registry
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from draftwood.llm import LLM, Messages
 
 WARMUP_TOKENS = 16
-TURN = 4  # tokens, of each user, that a method writes before it is the next one's turn
 HEADLINES = (
     "tokens_per_s",
     "speedup_vs_transformers",
@@ -258,10 +258,15 @@ def rotated(methods: Sequence[str], index: int) -> list[str]:
     return [*methods[first:], *methods[:first]]
 
 
-def turns(methods: Sequence[str], tokens: int, first: int) -> Iterator[tuple[str, int]]:
-    """Who is next, and how many tokens it should have written by then; `first` says who begins."""
-    for turn, goal in enumerate([*range(TURN, tokens, TURN), tokens]):
-        yield from ((method, goal) for method in rotated(methods, first + turn))
+def turns(methods: Sequence[str], tokens: int, seed: int) -> Iterator[tuple[str, int]]:
+    """Who is next, and how many tokens (of each user) it should have written by then: token by token, in any order.
+
+    Longer turns let a machine's moods favour one of two methods that do the same, and in a fixed order each would find
+    the caches as the same other one left them.
+    """
+    order = Random(seed)
+    for goal in range(1, 1 + tokens):
+        yield from ((method, goal) for method in order.sample(methods, len(methods)))
 
 
 def warm_up(ask: Asker, prompt: Prompt, methods: Sequence[str]) -> None:

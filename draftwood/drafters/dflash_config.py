@@ -177,8 +177,7 @@ def check_fits(config: DFlashConfig, name: str, target: Target) -> None:
             f"The drafter {name} does not fit {target.name}: it expects {', '.join(wrong)}. "
             "Name the drafter of this target, or 'ngram', which works with every target."
         )
-    if config.target_mark is not None:
-        mark.check_mark(config.target_mark, name, target)
+    mark.check_mark(config.target_mark, name, target)
 
 
 def _check_architecture(keys: Keys) -> None:

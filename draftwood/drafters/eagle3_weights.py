@@ -81,8 +81,7 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
             f"The drafter {name} does not fit {target.name}: its hidden size is {hidden}, the target's "
             f"{target.hidden_size}. Name the drafter of this target, or 'ngram', which works with every target."
         )
-    if (made_for := keys.reals(mark.KEY)) is not None:
-        mark.check_mark(made_for, name, target)
+    mark.check_mark(keys.reals(mark.KEY), name, target)
     rope = {"rope_theta": 10000.0, **{k: v for k, v in values.items() if v is not None}}
     return Eagle3Config(
         hidden_size=hidden,

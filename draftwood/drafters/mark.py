@@ -28,8 +28,10 @@ def mark_of(target: Target) -> list[float]:
     return [float(f"{number:.3g}") for number in numbers]
 
 
-def check_mark(mark: Sequence[float], name: str, target: Target) -> None:
-    """Refuse a drafter whose `mark` is another target's. Raises BadModel."""
+def check_mark(mark: Sequence[float] | None, name: str, target: Target) -> None:
+    """Refuse a drafter whose `mark` is another target's; none fits every target. Raises BadModel."""
+    if mark is None:
+        return
     theirs, ours = np.asarray(mark), np.asarray(mark_of(target))
     if theirs.shape != ours.shape:
         raise BadModel(

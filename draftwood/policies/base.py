@@ -26,6 +26,7 @@ class Costs:
     aux_s: NDArray[np.float64]  # [n_max + 1] T_aux(n): grow + choose + accept + commit + observe
     verify_s: NDArray[np.float64]  # [n_max + 1] T_verify(1 + n, context)
     requests: int = 1  # that share the round
+    resume_s: float = 0.0  # what a draft after a pause takes beyond draft_s
 
     def round_s(self) -> NDArray[np.float64]:
         """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
@@ -47,7 +48,7 @@ class Costs:
             return self
         verify_s = self.verify_s[held:] - (self.verify_s[held] - self.verify_s[tokens])
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
-        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests)
+        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests, self.resume_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Outlook:
 
     gain: float  # tokens per second to hope for in a drafted round, over plain decoding's; NaN if unknown
     idle: int  # rounds since the drafter last ran
+    resume: float = 0.0  # plain steps that a draft after a pause takes beyond one that goes on
 
 
 class Policy(Protocol):
@@ -109,6 +111,12 @@ class Policy(Protocol):
     def choose(self, mass: Floats, costs: Costs) -> int:
         """How many of the `len(mass)` nodes to verify; `mass` [N] excludes the root."""
         ...
+
+
+def expected(mass: Floats | NDArray[np.float64], requests: int = 1) -> NDArray[np.float64]:
+    """`[N + 1]` tokens that a round emits if it verifies n nodes: a bonus token of each request, and the masses."""
+    tokens: NDArray[np.float64] = np.cumsum(np.append(float(requests), mass))
+    return tokens
 
 
 class Joint(ABC):

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftwood.grow import Growth
 from draftwood.policies import argument as read
-from draftwood.policies.base import Costs, Joint, Outlook, Policy, Prospect
+from draftwood.policies.base import Costs, Joint, Outlook, Policy, Prospect, expected
 from draftwood.tree import Floats
 
 
@@ -55,11 +55,13 @@ class Bastion(Joint):
     def drafts(self, outlook: Outlook) -> bool:
         """Whether drafting has paid lately, or is due another look.
 
-        At gain g a drafted round wastes 1/g - 1 of the time its tokens would have taken without a drafter.
-        Spread over the idle rounds before it that must stay below `toll`: the worse, the rarer the look.
+        At gain g a drafted round wastes 1/g - 1 of the time its tokens would have taken without a drafter, and what
+        it takes to resume. Spread over the idle rounds before it that must stay below `toll`: the worse, the rarer
+        the look.
         """
-        hopeful = np.isnan(outlook.gain) or outlook.gain >= 1
-        return bool(hopeful or outlook.idle * self.toll * outlook.gain >= 1 - outlook.gain)
+        gain = outlook.gain
+        hopeful = np.isnan(gain) or gain >= 1
+        return bool(hopeful or outlook.idle * self.toll * gain >= 1 - gain + outlook.resume * gain)
 
     @property
     def grow(self) -> Growth:
@@ -70,7 +72,7 @@ class Bastion(Joint):
         # tokens of a round over its expected seconds (renewal-reward), and these include the draft. The
         # paper's factor T_AR makes a speedup of this; being constant it does not move the maximum.
         size = len(mass)
-        rate = (1 + np.append(0.0, np.cumsum(mass, dtype=np.float64))) / costs.round_s()[: 1 + size]
+        rate = expected(mass) / costs.round_s()[: 1 + size]
         if not self.widths:
             return int(np.argmax(rate))
         nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
@@ -97,7 +99,7 @@ class Bastion(Joint):
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0
-        if idle * self.toll * look >= 1 - look:
+        if idle * self.toll * look >= 1 - look + look * costs.resume_s / costs.plain_s:
             best = len(known)
         drafted = set(order[:best].tolist())
         return [i in drafted for i in range(len(known))]
@@ -109,7 +111,7 @@ class Bastion(Joint):
         owner = np.repeat(np.arange(len(masses)), [len(mass) for mass in masses])[line]
         mass = np.concatenate(masses)[line].astype(np.float64)
         seconds = costs.round_s()[: 1 + len(line)]
-        rate = np.cumsum([costs.requests, *mass]) / seconds
+        rate = expected(mass, costs.requests) / seconds
         own = np.cumsum(np.where(owner == np.arange(len(masses))[:, None], mass, 0.0), axis=1)  # [B, N]
         slowest = 1 + (own.min(axis=0) if len(masses) == costs.requests else 0.0 * mass)
         fair = np.append(True, slowest * costs.plain_s >= self.fairness * seconds[1:])
@@ -141,9 +143,8 @@ class BastionPaper:
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         size = len(mass)
-        expected = np.cumsum([1.0, *mass])[:size]
         gain = mass * costs.round_s()[:size]
-        loss = expected * np.diff(costs.verify_s[: 1 + size])
+        loss = expected(mass)[:size] * np.diff(costs.verify_s[: 1 + size])
         stops = np.flatnonzero(gain <= loss)
         stops = stops[stops >= self.bucket - 1]
         tokens = 1 + int(stops[0] if len(stops) else size)

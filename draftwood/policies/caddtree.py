@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwood.grow import Growth
 from draftwood.policies import argument as read
-from draftwood.policies.base import Costs, Outlook
+from draftwood.policies.base import Costs, Outlook, expected
 from draftwood.tree import Floats
 
 
@@ -56,6 +56,6 @@ class CaDDTree:
     def choose(self, mass: Floats, costs: Costs) -> int:
         nodes = np.arange(1 + len(mass))
         verify = costs.verify_s[nodes if self.root_inclusive else np.maximum(nodes - 1, 0)]
-        rate = np.cumsum([1.0, *mass]) / (costs.draft_s + verify)
+        rate = expected(mass) / (costs.draft_s + verify)
         stops = np.flatnonzero(rate[1:] <= rate[:-1])
         return int(stops[0]) if len(stops) else len(mass)

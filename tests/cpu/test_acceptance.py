@@ -216,7 +216,7 @@ def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected(
         doubts.append(prospect.doubt)
         seconds = COSTS.draft_s + COSTS.aux_s[0] + COSTS.verify_s[round(prospect.nodes)]
         assert model.outlook(COSTS).gain * seconds == pytest.approx(prospect.tokens + OPTIMISM * prospect.doubt)
-    assert doubts[0] == pytest.approx(0, abs=1e-6) and 0.2 < doubts[1] < 0.5
+    assert 0 < doubts[0] < 0.1 and 0.2 < doubts[1] < 0.5
 
 
 def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,15 @@ def test_one_prompt_has_no_interval_and_the_same_seed_gives_the_same_one() -> No
     many = np.random.default_rng(0).random((9, 2)) + 1
     assert bootstrap(many[:1], many[:1], 0) is None
     assert bootstrap(many, many[::-1], 3) == bootstrap(many, many[::-1], 3)
+
+
+def test_methods_take_turns_at_every_token_and_none_is_always_behind_the_same() -> None:
+    order = list(measure.turns(["a", "b", "c"], 40, seed=1))
+    assert [goal for _, goal in order] == [1 + i // 3 for i in range(120)]
+    assert all({method for method, _ in order[i : i + 3]} == {"a", "b", "c"} for i in range(0, 120, 3))
+    before = [one for (one, _), (other, _) in pairwise(order) if other == "b"]
+    assert min(before.count("a"), before.count("c")) > 5
+    assert order == list(measure.turns(["a", "b", "c"], 40, seed=1))
 
 
 def test_a_prompt_is_identical_only_if_all_its_turns_are() -> None:

@@ -34,7 +34,7 @@ def test_all_seats_are_taken_while_the_clock_runs() -> None:
     options = CrowdOptions(turns=2, max_new_tokens=12)
     crowd = Crowd(llm, ["autoregressive", "ddtree:4", "bastion"], options)
     prompts = [llm.encode("a" * (1 + i)) for i in range(7)]
-    rooms = crowd.rooms(3, prompts, first=1)
+    rooms = crowd.rooms(3, prompts, seed=1)
     for room in rooms.values():
         found = room.heard.result()
         assert 72 <= found.tokens < 72 + 3 * 12 and found.users and found.seconds > 0

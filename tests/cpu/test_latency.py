@@ -158,7 +158,7 @@ def test_widths_beyond_those_known_go_on_to_rise() -> None:
     assert verify[31] >= 0.065 and np.all(np.diff(verify[15:]) >= 0)
 
 
-def test_a_draft_after_a_pause_teaches_nothing_once_others_are_known() -> None:
+def test_drafts_after_a_pause_are_learned_apart_once_others_are_known() -> None:
     latency = model()
     for _ in range(12):
         latency.observe(a_round(4, 0.02))
@@ -170,6 +170,10 @@ def test_a_draft_after_a_pause_teaches_nothing_once_others_are_known() -> None:
     after = latency.costs(8, 100)
     assert after.draft_s == pytest.approx(before.draft_s, rel=0.02)
     np.testing.assert_allclose(after.aux_s, before.aux_s, rtol=0.02)
+    assert before.resume_s == 0 and after.resume_s == pytest.approx(9 * before.draft_s, rel=0.02)
+    restored = model()
+    restored.restore(latency.to_json())
+    assert restored.costs(8, 100).resume_s == pytest.approx(after.resume_s)
     latency.observe(late)
     assert latency.costs(8, 100).draft_s > 1.01 * before.draft_s
 

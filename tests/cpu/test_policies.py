@@ -146,14 +146,16 @@ def test_bastion_drafts_while_it_pays_and_while_nothing_is_known() -> None:
     assert not Bastion().drafts(Outlook(gain=0.9, idle=0))
 
 
-def first_probe(gain: float) -> int:
+def first_probe(gain: float, resume: float = 0.0) -> int:
     """Idle rounds after which the drafter gets another look."""
-    return next(idle for idle in range(100_000) if Bastion().drafts(Outlook(gain, idle)))
+    return next(idle for idle in range(100_000) if Bastion().drafts(Outlook(gain, idle, resume)))
 
 
 def test_probes_get_rarer_the_worse_the_drafter() -> None:
     # Wasted per probe: 1/g - 1 of the time of its tokens; at most 0.3 % of the idle rounds: (1/g - 1) / 0.003.
     assert [first_probe(g) for g in (0.99, 0.9, 0.5)] == [4, 38, 334]
+    # And what a draft after a pause takes beyond others, here 0.3 of a plain step.
+    assert [first_probe(g, 0.3) for g in (0.99, 0.9, 0.5)] == [104, 138, 434]
 
 
 def test_a_drafter_without_any_gain_is_never_probed() -> None:
