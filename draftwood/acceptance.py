@@ -120,8 +120,8 @@ class AcceptanceModel:
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
         # of its mean, counts as one more. And a pause adds no doubt, or a look that failed would be followed by others.
-        squares = weight * (shares @ (np.array(self._emitted) - emitted) ** 2) + expected * (expected - 1)
-        doubt = np.sqrt(squares / (weight + 1) / (JUDGED + self._seen))
+        squares = self._seen * (shares @ (np.array(self._emitted) - emitted) ** 2) + expected * (expected - 1)
+        doubt = np.sqrt(squares / (self._seen + 1) / (self._seen + JUDGED))
         return Prospect(float(tokens), float(shares @ sizes), float(doubt))
 
     def outlook(self, costs: Costs) -> Outlook:

@@ -219,6 +219,18 @@ def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected(
     assert 0 < doubts[0] < 0.1 and 0.2 < doubts[1] < 0.5
 
 
+def test_a_look_that_fails_after_a_pause_adds_no_doubt() -> None:
+    model = AcceptanceModel()
+    for _ in range(12):
+        model.observe(a_round(sure(4, 0.25)))
+    before = model.prospect()
+    for _ in range(200):
+        model.observe(a_round(sure(0, 0.0), drafted=False))
+    model.observe(a_round(sure(4, 0.25)))
+    after = model.prospect()
+    assert before is not None and after is not None and 0 < after.doubt < before.doubt
+
+
 def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:
     plain = Costs(1.0, 0.0, np.zeros(1), np.ones(1))
     model = AcceptanceModel()
