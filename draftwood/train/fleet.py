@@ -30,6 +30,12 @@ class Fleet:
         state: Any = PartialState(cpu=not torch.cuda.is_available())
         return cls(state.process_index, state.num_processes, state.device) if state.num_processes > 1 else cls()
 
+    def leave(self) -> None:
+        """Part in peace, all together: a process that ends while another still listens to it can abort that one."""
+        if self.size > 1:
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+
     @property
     def leads(self) -> bool:
         """Whether this process writes files and talks."""

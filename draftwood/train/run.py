@@ -73,6 +73,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
         notes.print(closing(f"{course.form.prefix}{options.out}", trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
             notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
+    fleet.leave()
     return finished
 
 
