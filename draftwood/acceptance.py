@@ -116,11 +116,12 @@ class AcceptanceModel:
         shares, weight = np.array(self._shares) / sum(self._shares), sum(self._shares)
         sizes = np.array([len(features) for features in self._recent])
         expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
-        emitted = shares @ np.array(self._emitted)
+        came = np.array(self._emitted)
+        emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
         # of its mean, counts as one more. And a pause adds no doubt, or a look that failed would be followed by others.
-        squares = self._seen * (shares @ (np.array(self._emitted) - emitted) ** 2) + expected * (expected - 1)
+        squares = self._seen * (shares @ (came - emitted) ** 2) + expected * (expected - 1)
         doubt = np.sqrt(squares / (self._seen + 1) / (self._seen + JUDGED))
         return Prospect(float(tokens), float(shares @ sizes), float(doubt))
 
@@ -132,7 +133,7 @@ class AcceptanceModel:
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
         tokens = prospect.tokens + OPTIMISM * prospect.doubt
-        return Outlook(float(tokens * costs.plain_s / seconds), self._idle, costs.resume_s / costs.plain_s)
+        return Outlook(float(tokens * costs.plain_s / seconds), self._idle, costs.resume)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

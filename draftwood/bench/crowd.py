@@ -1,6 +1,6 @@
 """`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
 
-At every load the methods answer the same prompts in one process, each in a room of its own, some tokens each in turn,
+At every load the methods answer the same prompts in one process, each in a room of its own, a token each in turn,
 so that a machine's moods are shared. So many seats are taken all the time as there are users: where an answer ends the
 next prompt sits down. The first answers are cut at different lengths, so that seats do not change hands together, and
 the clock starts when they are over: no beginning and no emptying room is measured. Plain decoding runs without a

@@ -28,6 +28,11 @@ class Costs:
     requests: int = 1  # that share the round
     resume_s: float = 0.0  # what a draft after a pause takes beyond draft_s
 
+    @property
+    def resume(self) -> float:
+        """`resume_s` in plain steps."""
+        return self.resume_s / self.plain_s
+
     def round_s(self) -> NDArray[np.float64]:
         """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
         return self.draft_s + self.aux_s + self.verify_s

@@ -53,15 +53,18 @@ class Bastion(Joint):
         return min(self.n_max, 64)
 
     def drafts(self, outlook: Outlook) -> bool:
-        """Whether drafting has paid lately, or is due another look.
+        """Whether drafting has paid lately, or is due another look."""
+        hopeful = np.isnan(outlook.gain) or outlook.gain >= 1
+        return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume))
+
+    def _due(self, idle: int, gain: float, resume: float) -> bool:
+        """Whether so many idle rounds pay for a look.
 
         At gain g a drafted round wastes 1/g - 1 of the time its tokens would have taken without a drafter, and what
         it takes to resume. Spread over the idle rounds before it that must stay below `toll`: the worse, the rarer
         the look.
         """
-        gain = outlook.gain
-        hopeful = np.isnan(gain) or gain >= 1
-        return bool(hopeful or outlook.idle * self.toll * gain >= 1 - gain + outlook.resume * gain)
+        return idle * self.toll * gain >= 1 - gain + resume * gain
 
     @property
     def grow(self) -> Growth:
@@ -99,7 +102,7 @@ class Bastion(Joint):
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0
-        if idle * self.toll * look >= 1 - look + look * costs.resume_s / costs.plain_s:
+        if self._due(idle, look, costs.resume):
             best = len(known)
         drafted = set(order[:best].tolist())
         return [i in drafted for i in range(len(known))]
