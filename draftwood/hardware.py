@@ -19,6 +19,7 @@ from draftwood.policies.base import Costs
 
 REACHED_PEAK, REACHED_BANDWIDTH = 0.7, 0.8  # of the data sheet, by large products and long streams
 GRAPH_LAUNCH_S = 1.5e-6  # an operator inside a captured graph
+ROOFLINE = 1.0  # the shorter of arithmetic and traffic passes behind the longer
 # Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
 CAPTURED = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -72,23 +73,25 @@ class Modelled:
 
 
 def hardware(name: str) -> Hardware:
-    """`a100`, or a JSON file with `peak` FLOP/s, `bandwidth` bytes/s, `launch_s` and perhaps `widths`.
+    """`a100`, or a JSON file with `peak` FLOP/s, `bandwidth` bytes/s, `launch_s`, perhaps `overlap` and `widths`.
 
     Raises BadInput for anything else.
     """
     if name in CARDS:
         peak, bandwidth = CARDS[name]
-        return Hardware(Machine(name, REACHED_PEAK * peak, REACHED_BANDWIDTH * bandwidth, GRAPH_LAUNCH_S), CAPTURED)
+        reached = REACHED_PEAK * peak, REACHED_BANDWIDTH * bandwidth
+        return Hardware(Machine(name, *reached, GRAPH_LAUNCH_S, ROOFLINE), CAPTURED)
     _check_known("hardware", name, ["this", *CARDS])
     data = _read(Path(name), "--hardware")
     try:
         figures = [float(data[key]) for key in ("peak", "bandwidth", "launch_s")]
         widths = tuple(sorted({int(width) for width in data.get("widths", ())}))
+        overlap = float(data.get("overlap", ROOFLINE))
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{name} is no machine ({error}); expected numbers for peak, bandwidth and launch_s.") from None
-    if min(figures) <= 0 or min(widths, default=1) < 1:
-        raise BadInput(f"{name} is no machine: its figures must be positive.")
-    return Hardware(Machine(str(data.get("name", Path(name).stem)), *figures), widths)
+    if min(figures) <= 0 or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
+        raise BadInput(f"{name} is no machine: its figures must be positive, and overlap from 0 to 1.")
+    return Hardware(Machine(str(data.get("name", Path(name).stem)), *figures, overlap), widths)
 
 
 def target_config(name: str) -> Mapping[str, Any]:

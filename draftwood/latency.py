@@ -1,4 +1,4 @@
-"""How long a round takes: a roofline prior from counted work, corrected by every round that runs.
+"""How long a round takes: a prior from counted work, corrected by every round that runs.
 
 A prior alone is off by a factor on every machine; an average alone knows nothing about widths it has not run
 and does worse (BASTION, arXiv 2605.29727, ablation). So the prior gives the shape, and what is learned is the
@@ -54,10 +54,16 @@ class Machine:
     peak: float  # FLOP/s of a large matrix product
     bandwidth: float  # bytes/s of weights streaming through a matrix-vector product
     launch_s: float  # seconds of the smallest operator
+    overlap: float = 0.0  # of arithmetic and memory traffic, how much of the shorter passes behind the longer
 
     def seconds(self, work: Work) -> float:
-        """The roofline: the longer of arithmetic and memory traffic, and the launches."""
-        return max(work.flops / self.peak, work.bytes / self.bandwidth) + work.launches * self.launch_s
+        """Arithmetic, memory traffic and launches; with an `overlap` of 1 the roofline.
+
+        Without one it is a wary prior: a roofline promises that wide forwards cost nothing until arithmetic has caught
+        up with memory, and lures a policy there.
+        """
+        arithmetic, traffic = work.flops / self.peak, work.bytes / self.bandwidth
+        return arithmetic + traffic - self.overlap * min(arithmetic, traffic) + work.launches * self.launch_s
 
 
 class Learned:
@@ -147,7 +153,7 @@ class LatencyModel:
     def resembling(
         self, verify_work: Callable[[int, int], Work], draft_work: Callable[[int], Work] | None
     ) -> LatencyModel:
-        """A model of other work on this machine, which is likely to be as far from its roofline; on trial."""
+        """A model of other work on this machine, which is likely to be as far from its prior; on trial."""
         model = LatencyModel(self.machine, verify_work, draft_work)
         model._learned, model._warm, model._pace, model._trial = self._learned.again(), set(self._warm), self._pace, []
         return model
@@ -250,7 +256,7 @@ class LatencyModel:
         self._costs.clear()
 
     def _verify_prior(self, context: int) -> Array:
-        """`[len(WIDTHS)]` the roofline's seconds, for the middle of the context's bucket."""
+        """`[len(WIDTHS)]` seconds of the counted work, for the middle of the context's bucket."""
         bucket = context // BUCKET
         if bucket not in self._priors:
             middle = bucket * BUCKET + BUCKET // 2

@@ -148,7 +148,7 @@ def oracle(story: Story) -> float:
 
 
 def draw_latency(axes: Axes, story: Story) -> None:
-    """BASTION's figure 7: verification as measured, by the roofline alone, and as learned."""
+    """BASTION's figure 7: verification as measured, by counted work alone, and as learned."""
     found: dict[int, list[float]] = {}
     for answer in story.trace.answers:
         for r in answer.rounds:
@@ -164,7 +164,7 @@ def draw_latency(axes: Axes, story: Story) -> None:
     sizes, draft = recorded_work(story.trace)
     prior = LatencyModel(recorded_machine(story.trace), sizes.work, draft)
     one = styles()
-    for model, label in ((prior, "uncalibrated: roofline"), (story.prices, "learned online")):
+    for model, label in ((prior, "uncalibrated: counted work"), (story.prices, "learned online")):
         curve = 1e3 * model.costs(widest - 1, story.context).verify_s
         axes.plot(widths, curve, **{**next(one), "marker": ""}, label=label)
     axes.set_xlabel("tokens verified, the root included")
@@ -188,7 +188,7 @@ def draw_errors(axes: Axes, story: Story) -> None:
 
 
 def prediction_series(trace: Trace, rounds: Sequence[Round]) -> dict[str, list[float]]:
-    """|predicted / measured - 1| of every round: by roofline, by a model frozen after half of them, and online."""
+    """|predicted / measured - 1| of every round: by counted work, by a model frozen after half of them, and online."""
     sizes, draft = recorded_work(trace)
     prior, frozen, online = (LatencyModel(recorded_machine(trace), sizes.work, draft) for _ in range(3))
     for r in rounds[::2]:

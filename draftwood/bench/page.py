@@ -26,7 +26,7 @@ FIGURES: dict[str, tuple[Drawing, str]] = {
     "width": (draw.draw_width, "What a wider tree writes and costs. τ is replayed, times are learned from the trace."),
     "beams": (draw.draw_beams, "Best-first trees against beams of as many nodes, replayed."),
     "budgets": (draw.draw_budgets, "Fixed budgets, bastion, and the best budget of each data set, replayed."),
-    "latency": (draw.draw_latency, "Seconds of a verification: measured, by the roofline alone, and as learned."),
+    "latency": (draw.draw_latency, "Seconds of a verification: measured, by counted work alone, and as learned."),
     "latency-error": (draw.draw_errors, "How far predictions of whole rounds were off, each made before its round."),
     "confidence": (draw.draw_confidence, "Path probabilities against what happened, in trees of 32 nodes."),
     "positions": (draw.draw_positions, "Acceptance by position, replayed."),

@@ -121,7 +121,7 @@ def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
-    """Prices of `this` machine from the recorded rounds, of any other by roofline."""
+    """Prices of `this` machine from the recorded rounds, of any other by counted work."""
     if name == HERE and config is None:
         return Average.of(learned(trace), trace)
     machine, sizes, draft = parts_of(trace, name, config)
@@ -140,7 +140,7 @@ def parts_of(trace: Trace, name: str, config: str | None) -> tuple[Hardware, Foo
 def crowded(
     trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None, crowd: Crowd
 ) -> list[Load]:
-    """Every policy on every machine for every number of users, plain decoding first; by roofline on all machines."""
+    """Every policy on every machine for every number of users, plain decoding first; all priced by counted work."""
     rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
     texts, found = scripts(trace.answers), []
     longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)

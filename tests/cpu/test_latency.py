@@ -1,4 +1,4 @@
-"""The latency model starts at the roofline, ends at what was measured, and shrugs at outliers."""
+"""The latency model starts at counted work, ends at what was measured, and shrugs at outliers."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ def trained(widths: list[int], rounds: int = 40, noise: float = 0.03) -> Latency
 # --- the prior ------------------------------------------------------------------------------------
 
 
-def test_the_roofline_is_the_longer_of_arithmetic_and_memory_plus_launches() -> None:
-    assert MACHINE.seconds(Work(flops=2e12, bytes=1e10, launches=100)) == pytest.approx(2 + 1e-3)
-    assert MACHINE.seconds(Work(flops=1e12, bytes=3e10, launches=0)) == pytest.approx(3)
+@pytest.mark.parametrize(("overlap", "seconds"), [(0.0, 5.0), (0.5, 4.0), (1.0, 3.0)])
+def test_of_arithmetic_and_traffic_the_shorter_passes_behind_the_longer(overlap: float, seconds: float) -> None:
+    machine = replace(MACHINE, overlap=overlap)
+    assert machine.seconds(Work(flops=2e12, bytes=3e10, launches=100)) == pytest.approx(seconds + 1e-3)
+    assert machine.seconds(Work(flops=3e12, bytes=2e10, launches=0)) == pytest.approx(seconds)
 
 
 def test_before_any_round_the_prior_is_believed() -> None:
@@ -125,7 +127,7 @@ def test_a_width_that_ran_once_is_not_believed_dearer_than_a_wider_one_that_ran_
     assert verify[2] <= verify[3] < 1.1 * before[3]
 
 
-def test_another_size_of_batch_starts_as_far_from_its_roofline() -> None:
+def test_another_size_of_batch_starts_as_far_from_its_prior() -> None:
     known = trained([1, 4, 8])
     alike = known.resembling(lambda n, context: verify_work(2 * n, context), None)
     theirs, ours = alike.costs(7, 100).verify_s, model().costs(15, 100).verify_s
@@ -194,7 +196,7 @@ def test_one_outlier_barely_moves_anything(factor: float) -> None:
     after = latency.costs(64, 100)
     np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.06)
     np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.06)
-    np.testing.assert_allclose(after.verify_s / after.plain_s, before.verify_s / before.plain_s, rtol=0.02)
+    np.testing.assert_allclose(after.verify_s / after.plain_s, before.verify_s / before.plain_s, rtol=0.025)
 
 
 def replace_seconds(round: Round, factor: float) -> Round:
