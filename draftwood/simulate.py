@@ -92,6 +92,7 @@ def replay(policy: Policy, texts: Iterable[Script], prices: Prices) -> Replayed:
 def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel, played: Replayed) -> None:
     answer = script.answer
     at, end = answer.prompt_tokens, answer.prompt_tokens + len(answer.tokens) - 1
+    drafted = False
     while at < end:
         costs = prices.costs(policy.n_max, at)
         drafts = policy.n_max > 0 and end - at > 1 and policy.drafts(model.outlook(costs))
@@ -102,6 +103,9 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
             at = resume
             continue
         record, tree = _round(policy, script, at, costs, model, script.drafts[at] if drafts else None)
+        if drafts and not drafted:
+            record.seconds["draft"] += costs.resume_s
+        drafted = drafts
         model.observe(record)
         played.rounds.append(record)
         played.clipped += _clipped(tree, record.draft)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.policies.base import Costs
 from draftwood.recording import Answer, Trace
 from draftwood.simulate import Prices, Replayed, Script, replay, scripts
-from draftwood.trace import PARTS, tau
+from draftwood.trace import PARTS, Round, tau
 
 HERE = "this"  # the machine that the trace was recorded on
 
@@ -164,10 +164,18 @@ def learned(trace: Trace) -> LatencyModel:
     """A latency model that has seen every recorded round."""
     sizes, draft = recorded_work(trace)
     model = LatencyModel(recorded_machine(trace), sizes.work, draft)
-    for answer in trace.answers:
-        for round in answer.rounds:
-            model.observe(round)
+    for round, first in recorded_rounds(trace):
+        model.observe(round, first)
     return model
+
+
+def recorded_rounds(trace: Trace) -> Iterator[tuple[Round, bool]]:
+    """Every round, and whether the one before it in the same answer did not draft."""
+    for answer in trace.answers:
+        before = False
+        for round in answer.rounds:
+            yield round, not before
+            before = round.drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +188,10 @@ class Average:
     @classmethod
     def of(cls, model: LatencyModel, trace: Trace) -> Average:
         took, said = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-        for round in (round for answer in trace.answers for round in answer.rounds):
+        for round, first in recorded_rounds(trace):
             predicted = model.predict(round.n, round.context, round.drafted, round.padding)
+            if first and round.drafted:
+                predicted["draft"] += model.costs(0, round.context).resume_s
             for part, seconds in round.parts.items():
                 took[part] += seconds
                 said[part] += predicted.get(part, 0.0)
@@ -191,7 +201,8 @@ class Average:
         found = self.model.costs(n_max, context)
         draft, verify, aux = (self.scale[part] for part in PARTS)
         verify_s, plain_aux_s = verify * found.verify_s, aux * (found.plain_s - found.verify_s[0])
-        return Costs(float(verify_s[0] + plain_aux_s), draft * found.draft_s, aux * found.aux_s, verify_s)
+        plain_s = float(verify_s[0] + plain_aux_s)
+        return Costs(plain_s, draft * found.draft_s, aux * found.aux_s, verify_s, resume_s=draft * found.resume_s)
 
 
 def recorded_machine(trace: Trace) -> Machine:

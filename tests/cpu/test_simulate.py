@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.hardware import CONFIGS, Modelled, draft_work, footprint, hardware, target_config
 from draftwood.latency import LatencyModel, Machine
-from draftwood.policies.base import Costs
+from draftwood.policies.base import Costs, Outlook
+from draftwood.policies.ddtree import DDTree
 from draftwood.recording import Answer, Header, Trace
 from draftwood.registry import policy
 from draftwood.simulate import Script, replay, scripts, shared
@@ -30,11 +31,14 @@ PROMPT = [1, 2, 3, 4]
 FIXED = ("dflash", "ddtree:3", "ddtree:9", "beam:2x3")
 
 
+@dataclass(frozen=True)
 class Flat:
     """Every round costs the same, and a draft a fifth of it."""
 
+    resume_s: float = 0.0
+
     def costs(self, n_max: int, context: int) -> Costs:
-        return Costs(1.0, 0.2, np.zeros(1 + n_max), np.ones(1 + n_max))
+        return Costs(1.0, 0.2, np.zeros(1 + n_max), np.ones(1 + n_max), resume_s=self.resume_s)
 
 
 class Consistent(Truthful):
@@ -82,6 +86,21 @@ def test_a_replay_writes_the_whole_text_and_counts_its_price(target: Target, tru
     assert plain.tokens == tree.tokens == 39 and plain.seconds == 39
     assert tree.seconds == pytest.approx(sum(1.2 if r.drafted else 1.0 for r in tree.rounds))
     assert tree.tokens_per_s > 1.5 * plain.tokens_per_s
+
+
+def test_a_draft_after_a_pause_costs_what_it_takes_to_resume(target: Target, truth: list[int]) -> None:
+    texts = scripts([an_answer(target, truth, "record")])
+    on, resumed = (replay(Resting(), texts, Flat(resume_s)) for resume_s in (0.0, 0.5))
+    looks = sum(r.drafted for r in resumed.rounds)
+    assert looks > 3 and resumed.seconds == pytest.approx(on.seconds + 0.5 * looks)
+
+
+@dataclass(frozen=True)
+class Resting(DDTree):
+    """Drafts in every third round."""
+
+    def drafts(self, outlook: Outlook) -> bool:
+        return outlook.idle >= 2
 
 
 def test_a_gap_in_the_record_is_skipped_and_counted(target: Target, truth: list[int]) -> None:
