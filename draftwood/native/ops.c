@@ -1,6 +1,6 @@
 // The small operators between the matrix products of a decoder layer, fused, for bf16 on a CPU.
 //
-// Compiled on first use by build.py. Everything is computed in fp32 and rounded once, to nearest even. A row's
+// Compiled on first use by build.py. Everything is summed in fp32 and rounded once, to nearest even. A row's
 // result never depends on the other rows: sums run over a row's own visible keys, one after the other (others add
 // an exact zero), so a token gets the same bits alone, in a chain and in a tree, and on any number of threads. Widths
 // of heads and rows are multiples of LANES.
@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
@@ -211,53 +214,94 @@ static inline void cross(const void *from, int64_t step, void *to, int64_t pace)
     for (int i = 0; i < 4; i++) memcpy((int32_t *)to + i * pace, turned + i, sizeof(quad));
 }
 
+// A pair is two neighbours in d. `many` holds a pair a lane, of LANES rows; `one` is of a row that meets all of them.
+#ifdef __AVX512BF16__
+typedef ivec many;
+typedef int32_t one;
+
+static inline many many_of(ivec pairs) { return pairs; }
+
+static inline one one_of(const bf16 *pair) {
+    one both;
+    memcpy(&both, pair, sizeof both);
+    return both;
+}
+
+static inline vec dot(vec sum, many x, one y) {
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)_mm512_set1_epi32(y));
+}
+#else
+typedef struct {
+    vec even, odd;
+} many;
+typedef struct {
+    float even, odd;
+} one;
+
+static inline many many_of(ivec pairs) { return (many){(vec)(pairs << 16), (vec)(pairs & ~0xffff)}; }
+
+static inline one one_of(const bf16 *pair) { return (one){up(pair[0]), up(pair[1])}; }
+
+static inline vec dot(vec sum, many x, one y) { return sum + x.even * y.even + x.odd * y.odd; }
+#endif
+
+// Pairs of LANES rows [LANES, dim], whose neighbours lie side by side in memory, to a pair a lane.
+INLINE void lay(const bf16 *rows, ivec *pairs, int64_t dim) {
+    for (int64_t d = 0; d < dim / 2; d += 4)
+        for (int l = 0; l < LANES; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + l, LANES);
+}
+
 // scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
-INLINE void score_many(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim) {
-    vec query[MOST_DIM];
-    float key[AT_ONCE * MOST_DIM];
-    for (int64_t d = 0; d < dim; d += 4)
-        for (int64_t l = 0; l < LANES; l += 4) cross(queries + l * dim + d, dim, (float *)(query + d) + l, LANES);
+INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale) {
+    ivec pairs[MOST_DIM / 2];
+    many query[MOST_DIM / 2];
+    one key[AT_ONCE * MOST_DIM / 2];
+    lay(queries, pairs, dim);
+    for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
     for (int64_t s = 0; s < count; s += AT_ONCE) {
         for (int64_t k = 0; k < AT_ONCE; k++) {
             int64_t slot = s + k < count ? s + k : count - 1;
-            for (int64_t d = 0; d < dim; d++) key[k * dim + d] = up(keys[slot * dim + d]);
+            for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
         }
         vec sums[AT_ONCE] = {0};
-        for (int64_t d = 0; d < dim; d++)
-            for (int k = 0; k < AT_ONCE; k++) sums[k] += query[d] * key[k * dim + d];
-        for (int k = 0; k < AT_ONCE; k++) memcpy(scores + (s + k) * LANES, sums + k, sizeof(vec));
+        for (int64_t d = 0; d < dim / 2; d++)
+            for (int k = 0; k < AT_ONCE; k++) sums[k] = dot(sums[k], query[d], key[k * dim / 2 + d]);
+        for (int k = 0; k < AT_ONCE; k++) *(vec *)(scores + (s + k) * LANES) = sums[k] * scale;
     }
 }
 
 // The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
 // over d as it does above, and so has the same bits.
-INLINE void score_few(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim, int64_t pace) {
+INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
+                      float scale) {
     bf16 rest[LANES * MOST_DIM];
-    ivec pairs[MOST_DIM / 2];  // of neighbours in d, the even one in the low half
+    ivec pairs[MOST_DIM / 2];
+    one query[AT_ONCE * MOST_DIM / 2];
+    for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
     for (int64_t s = 0; s < count; s += LANES) {
         const bf16 *key = keys + s * dim;
         if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
-        for (int64_t d = 0; d < dim / 2; d += 4)
-            for (int k = 0; k < LANES; k += 4) cross(key + k * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + k, LANES);
+        lay(key, pairs, dim);
         vec sums[AT_ONCE] = {0};
-        for (int64_t d = 0; d < dim; d += 2) {
-            vec even = (vec)(pairs[d / 2] << 16), odd = (vec)(pairs[d / 2] & ~0xffff);
-            for (int l = 0; l < pace; l++) sums[l] += even * queries[l * dim + d];
-            for (int l = 0; l < pace; l++) sums[l] += odd * queries[l * dim + d + 1];
+        for (int64_t d = 0; d < dim / 2; d++) {
+            many row = many_of(pairs[d]);
+            for (int l = 0; l < pace; l++) sums[l] = dot(sums[l], row, query[l * dim / 2 + d]);
         }
+        for (int l = 0; l < pace; l++) sums[l] *= scale;
         for (int l = 0; l < pace; l += 4)
             for (int k = 0; k < LANES; k += 4)
                 cross((float *)(sums + l) + k, LANES, scores + (s + k) * pace + l, pace);
     }
 }
 
-INLINE void score(const bf16 *keys, const float *queries, float *scores, int64_t count, int64_t dim, int64_t pace) {
+INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
+                  float scale) {
     if (pace == LANES)
-        score_many(keys, queries, scores, count, dim);
+        score_many(keys, queries, scores, count, dim, scale);
     else if (pace == AT_ONCE)
-        score_few(keys, queries, scores, count, dim, AT_ONCE);
+        score_few(keys, queries, scores, count, dim, AT_ONCE, scale);
     else
-        score_few(keys, queries, scores, count, dim, AT_ONCE / 2);
+        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, scale);
 }
 
 // The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
@@ -265,17 +309,16 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
     int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
     int64_t count = slots_of(block, range), filled = (count + LANES - 1) / LANES * LANES;
     const bf16 *keys = block->part->keys + (block->head * block->part->slots + first) * dim;
-    float queries[LANES * MOST_DIM], *scores = block->scores + range * RANGE * pace;
-    for (int64_t l = 0; l < pace; l++) {
-        const bf16 *from = call->q + query_at(call, block, l < block->lanes ? l : 0);
-        for (int64_t d = 0; d < dim; d++) queries[l * dim + d] = up(from[d]) * call->scale;
-    }
+    bf16 queries[LANES * MOST_DIM];
+    float *scores = block->scores + range * RANGE * pace;
+    for (int64_t l = 0; l < pace; l++)
+        memcpy(queries + l * dim, call->q + query_at(call, block, l < block->lanes ? l : 0), dim * sizeof(bf16));
     if (dim == 64)  // a width known to the compiler
-        score(keys, queries, scores, count, 64, pace);
+        score(keys, queries, scores, count, 64, pace, call->scale);
     else if (dim == 128)
-        score(keys, queries, scores, count, 128, pace);
+        score(keys, queries, scores, count, 128, pace, call->scale);
     else
-        score(keys, queries, scores, count, dim, pace);
+        score(keys, queries, scores, count, dim, pace, call->scale);
     for (int64_t s = 0; s < count; s++) {
         if (first + s >= block->clear && first + s < block->plain) s = block->plain - first;  // all see those before
         for (int64_t l = 0; s < count && l < block->lanes; l++)

@@ -13,7 +13,7 @@ import torch
 from draftwood import doctor
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
-from draftwood.native.build import build, operators
+from draftwood.native.build import Built, build, operators
 from draftwood.native.candidates import takes
 from draftwood.native.forward import Native
 from draftwood.target import Target
@@ -55,7 +55,7 @@ def test_they_are_as_close_to_the_truth_as_pytorchs(family: str, prompt: int, mo
     assert errors[0] <= 1.25 * errors[1]
 
 
-def attend(cases: list[Case], threads: int) -> list[torch.Tensor]:
+def attend(cases: list[Case], threads: int, built: Built | None = None) -> list[torch.Tensor]:
     """What the queries of each case see, all of them asked in one call."""
     segments, starts = [case.plan.segments[0] for case in cases], np.cumsum([0, *(len(c.query) for c in cases)])
     masks = [None if s.visible is None else np.ascontiguousarray(s.visible) for s in segments]
@@ -71,7 +71,7 @@ def attend(cases: list[Case], threads: int) -> list[torch.Tensor]:
     out = torch.full_like(query, torch.nan)
     sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], first.window or 0)]
     where = (c_void_p(query.data_ptr()), c_void_p(table.ctypes.data), c_int64(len(cases)), c_void_p(out.data_ptr()))
-    assert operators().functions.attend(*where, *sizes, c_float(first.scale), c_int(threads)) == 0
+    assert (built or operators()).functions.attend(*where, *sizes, c_float(first.scale), c_int(threads)) == 0
     return list(out.split([len(case.query) for case in cases]))
 
 
@@ -94,6 +94,21 @@ def test_a_token_sees_the_same_bits_alone_and_beside_others(
             assert torch.equal(attend([case.plain(node)], 1 + node % 3)[0], found[node : node + 1])
         exact = replace(case, query=case.query.double(), keys=case.keys.double(), values=case.values.double())
         torch.testing.assert_close(found.double(), exact.truth(), rtol=2**-7, atol=2e-3)
+
+
+@compiled
+@pytest.mark.parametrize("size", [48, 64, 128])
+def test_processors_without_bf16_products_see_the_same_bits_alone_too(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "FLAGS", ((),))
+    any_processor = build(tmp_path, "any processor")
+    for n in (2, 5, 11, 40):
+        case = make_case(random_tree(n, n), 300 + n, 2, 2, size, torch.bfloat16, None, seed=n)
+        found = attend([case], 1, any_processor)[0]
+        torch.testing.assert_close(found, attend([case], 1)[0], rtol=2**-7, atol=2e-3)
+        for node in range(0, len(found), 1 + len(found) // 8):
+            assert torch.equal(attend([case.plain(node)], 1, any_processor)[0], found[node : node + 1])
 
 
 @compiled
