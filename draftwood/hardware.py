@@ -84,14 +84,15 @@ def hardware(name: str) -> Hardware:
     _check_known("hardware", name, ["this", *CARDS])
     data = _read(Path(name), "--hardware")
     try:
-        figures = [float(data[key]) for key in ("peak", "bandwidth", "launch_s")]
+        peak, bandwidth, launch_s = (float(data[key]) for key in ("peak", "bandwidth", "launch_s"))
         widths = tuple(sorted({int(width) for width in data.get("widths", ())}))
         overlap = float(data.get("overlap", ROOFLINE))
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{name} is no machine ({error}); expected numbers for peak, bandwidth and launch_s.") from None
-    if min(figures) <= 0 or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
+    if min(peak, bandwidth, launch_s) <= 0 or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
         raise BadInput(f"{name} is no machine: its figures must be positive, and overlap from 0 to 1.")
-    return Hardware(Machine(str(data.get("name", Path(name).stem)), *figures, overlap), widths)
+    machine = Machine(str(data.get("name", Path(name).stem)), peak, bandwidth, launch_s, overlap)
+    return Hardware(machine, widths)
 
 
 def target_config(name: str) -> Mapping[str, Any]:
