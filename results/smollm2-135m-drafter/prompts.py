@@ -172,7 +172,7 @@ def code(rng: random.Random) -> str:
 
 
 def prompts(seed: int) -> Iterator[dict[str, object]]:
-    """Without end: half chat, half code, none twice."""
+    """Without end, none twice: half chat, half code while there is new code."""
     rng, seen = random.Random(seed), set()
     while True:
         kind = rng.choice([chat, code])
@@ -180,8 +180,6 @@ def prompts(seed: int) -> Iterator[dict[str, object]]:
         if text not in seen:
             seen.add(text)
             yield {"id": f"forms/{len(seen)}", "dataset": f"forms_{kind.__name__}", "turns": [text]}
-        if len(seen) > 4000:
-            return
 
 
 if __name__ == "__main__":

@@ -196,7 +196,9 @@ def test_one_outlier_barely_moves_anything(factor: float) -> None:
     after = latency.costs(64, 100)
     np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.06)
     np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.06)
-    np.testing.assert_allclose(after.verify_s / after.plain_s, before.verify_s / before.plain_s, rtol=0.025)
+    ratios = [costs.verify_s / costs.plain_s for costs in (after, before)]
+    np.testing.assert_allclose(*ratios, rtol=0.025)  # 65 tokens lie a doubling beyond what has run
+    np.testing.assert_allclose(*(ratio[:32] for ratio in ratios), rtol=0.015)
 
 
 def replace_seconds(round: Round, factor: float) -> Round:

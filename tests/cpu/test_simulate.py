@@ -161,9 +161,8 @@ def test_only_captured_widths_run_on_a_card() -> None:
 def test_a_machine_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"peak": 1e13, "bandwidth": 1e11, "launch_s": 1e-6, "widths": [8, 1, 4]}))
-    assert hardware(str(path)).machine == Machine("mine", 1e13, 1e11, 1e-6, overlap=1.0) and hardware(
-        str(path)
-    ).widths == (1, 4, 8)
+    read = hardware(str(path))
+    assert read.machine == Machine("mine", 1e13, 1e11, 1e-6, overlap=1.0) and read.widths == (1, 4, 8)
 
 
 FIGURES = '{"peak": 1, "bandwidth": 1, "launch_s": 1'
