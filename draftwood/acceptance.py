@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.policies.base import Costs, Outlook, Prospect
+from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
 
@@ -29,7 +29,6 @@ KEPT = 48  # rounds that the outlook looks at
 TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
-OPTIMISM = 1.5  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from draftwood.tree import Draft, Floats, Tree
 
+OPTIMISM = 1.5  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
 from typing import ClassVar
 
 import numpy as np
 
 from draftwood.grow import Growth
 from draftwood.policies import argument as read
-from draftwood.policies.base import Costs, Joint, Outlook, Policy, Prospect, expected
+from draftwood.policies.base import OPTIMISM, Costs, Joint, Outlook, Policy, Prospect, expected
 from draftwood.tree import Floats
 
 
@@ -32,7 +31,7 @@ class Bastion(Joint):
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
-    margin: float = 0.05  # of gain, for each doubling of a batch up to 32: the best of many guesses is too high
+    margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
     apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
@@ -88,17 +87,17 @@ class Bastion(Joint):
         if any(prospect is None for prospect in prospects):
             return [True] * len(prospects)
         known = [prospect for prospect in prospects if prospect is not None]
-        tokens = np.array([prospect.tokens for prospect in known])
+        tokens, doubt = (np.array(row) for row in zip(*((one.tokens, one.doubt) for one in known), strict=True))
         tokens = tokens.mean() + self.apart * (tokens - tokens.mean())
         order = np.argsort(-tokens, kind="stable")
-        gained = np.cumsum([0.0, *(tokens[order] - 1)])
+        gained = np.cumsum([0.0, *(tokens[order] - 1)]) + OPTIMISM * np.sqrt(np.cumsum([0.0, *doubt[order] ** 2]))
         nodes = np.cumsum([0.0, *(known[i].nodes for i in order)]).round().astype(int)
         nodes = np.minimum(nodes, len(costs.verify_s) - 1)
         host = costs.aux_s[nodes]  # as learned, of however many are drafted for
         host[0] = costs.plain_s - costs.verify_s[0]
         seconds = np.asarray(draft_s) + host + costs.verify_s[nodes]
         rate = (costs.requests + gained) / seconds
-        best, least = int(np.argmax(rate)), (1 + self.margin * log2(min(costs.requests, 32))) * rate[0]
+        best, least = int(np.argmax(rate)), (1 + self.margin * (costs.requests - 1)) * rate[0]
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0

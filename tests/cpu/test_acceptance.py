@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.acceptance import OPTIMISM, TRIALS, AcceptanceModel, reliability, temperature_bucket
+from draftwood.acceptance import TRIALS, AcceptanceModel, reliability, temperature_bucket
 from draftwood.grow import grow
-from draftwood.policies.base import Costs
+from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
 

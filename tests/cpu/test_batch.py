@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from draftwood import registry
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
-from draftwood.policies.base import Costs, Prospect
+from draftwood.policies.base import OPTIMISM, Costs, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.target import Target
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
@@ -102,6 +103,15 @@ def test_a_batch_drafts_only_where_much_is_expected() -> None:
     gain = (2 + 2) / (0.1 + price.verify_s[2]) * price.verify_s[0] / 2
     for margin, asked in ((gain - 1.01, True), (gain - 0.99, False)):
         assert all(Bastion(toll=0.0, margin=margin).together(some, 0, price, [0.0, 0.1, 0.1])) is asked
+
+
+def test_a_batch_hopes_as_a_lone_request_does_and_doubts_do_not_add_up() -> None:
+    """Errors of independent guesses cancel: the sum of two is in doubt by the root of 2 times one's."""
+    price = costs(0.0, 0.1, 20, 2)
+    missing = 2 * (price.verify_s[2] + 0.4) / price.plain_s - 2 * 1.3  # tokens that drafting for both must still bring
+    for factor, asked in ((0.99, False), (1.01, True)):
+        some = [Prospect(1.3, 1.0, factor * missing / (OPTIMISM * sqrt(2)))] * 2
+        assert all(Bastion(toll=0.0, margin=0.0).together(some, 0, price, [0.0, 9.0, 0.4])) is asked
 
 
 def test_what_sets_one_of_many_apart_is_half_luck() -> None:
