@@ -21,16 +21,13 @@ from draftwood.attention import attend_invariantly, attend_slots, log2_scale
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
-from draftwood.native.build import operators
-from draftwood.native.forward import Native, Parts
-from draftwood.native.forward import declines as native_declines
-from draftwood.packing import fuse, fuse_packed, pack_linears
+from draftwood.native.forward import Native, Parts, native
+from draftwood.packing import LEAST_ROWS, fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
 from draftwood.uniform import UniformLinear
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-LEAST_ROWS = 4  # oneDNN's products of 1 to 3 rows take longer than those of 4
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 # Layer, rotated q [N, H, D], rotated k [N, G, D], v [N, G, D] -> [N, H * D]; also stores keys and values
@@ -79,13 +76,13 @@ class Lean:
         self._collect_anew()
 
     def _collect_anew(self) -> None:
-        decoder = self.model.model
+        config, decoder = self.model.config, self.model.model
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
         self._log2_scale = log2_scale(self.scale, decoder.norm.weight)
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
-        self.native = self._operators()
+        self.native = native(self.shape, self.scale, config.hidden_size, config.intermediate_size, decoder.norm.weight)
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
@@ -161,32 +158,19 @@ class Lean:
         head = UniformLinear(self.model.lm_head) if self.invariant else self.model.lm_head
         return Verified(head(x), taps)
 
-    def _operators(self) -> Native | str:
-        """The compiled operators, or why there are none."""
-        if self.model.device.type != "cpu":
-            return "the model is not on a CPU"
-        config = self.model.config
-        reason = native_declines(self.shape, config.hidden_size, config.intermediate_size, self.model.dtype)
-        if reason is not None:
-            return reason
-        built = operators()
-        return Native(built, self.shape, self.scale) if built.library else built.reason
-
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` with everything between the products in compiled operators."""
         size = plan.tokens.shape[1]
         tokens = F.pad(plan.tokens[0], (0, max(0, LEAST_ROWS - size)))
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
-        delta, taps = None, x.new_empty(len(x), len(self._taps), x.shape[1])
+        taps = x.new_empty(len(x), len(self._taps), x.shape[1])
         into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
         cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
-        parts = Parts(plan, cache)
-        for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(native.add_norm(x, delta, layer.input_norm, into.get(i)))
-            seen = native.attend(layer, qkv, cos, sin, parts, cache, i, self.windows[i])
-            gate_up = layer.gate_up(native.add_norm(x, layer.output(seen), layer.post_norm))
-            delta = layer.down(native.swiglu(gate_up))
-        x = native.add_norm(x, delta, self.model.model.norm.weight, into.get(len(self._layers)))
+        rows = [cache.rows[part.row] for part in plan.segments]
+        parts = Parts(
+            plan.segments, [row.capacity for row in rows], lambda i, like: [row.layer(i, like, like) for row in rows]
+        )
+        x = native.run(self._layers, x, cos, sin, parts, self.windows, self.model.model.norm.weight, into)
         tapped = taps[:size].flatten(1) if self._taps else None
         if plan.wanted is not None:
             size = len(plan.wanted)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 PACKABLE = (torch.bfloat16, torch.float32)
+LEAST_ROWS = 4  # products of 1 to 3 rows take longer than those of 4
 TRIALS, MOST_ROWS = 200_000, 4096  # outputs compared, and rows of the weight, to find out about rows alone
 
 

@@ -9,24 +9,23 @@ to them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from draftwood.decoder import norm
 from draftwood.drafters.base import Carded, Placeable, Request, Weighed
 from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
-from draftwood.drafters.dflash_config import DFlashConfig, Sight, check_fits, parse_config
+from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
+from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
 from draftwood.drafters.lattice import candidates, lattice_of
 from draftwood.errors import BadInput
 from draftwood.latency import Work
-from draftwood.packing import linear
+from draftwood.packing import LEAST_ROWS, linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice
@@ -34,8 +33,6 @@ from draftwood.tree import Draft, Lattice
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
 LAUNCHES_PER_LAYER, LAUNCHES_AROUND = 16, 30  # operators, for the latency prior
-
-View = tuple[int, Tensor | None]  # the first key that a block sees, and a mask if it needs one
 
 
 class DFlashState:
@@ -82,6 +79,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
         self._trimmed = None if self._ids is None else linear(*target.head_rows(self._ids))
         self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
+        self._layers = block_layers(config, weights, self._rotary)
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -119,7 +117,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             self._project_pending(state)
         if len(tokens) > PENDING:
             for chunk in taps.split(PENDING):
-                self._project(state, chunk)
+                self._project(state, chunk, len(chunk))
         else:  # copied: the target may reuse its buffers
             state.pending[state.waiting : state.waiting + len(tokens)] = taps
             state.waiting += len(tokens)
@@ -149,7 +147,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         for state in states:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
-        hidden = self._block(self._embed_blocks([[request.root, *seen] for request, seen in blocks]), states, gap)
+        x = self._embed_blocks([[request.root, *seen] for request, seen in blocks])
+        hidden = self._layers(x, states, gap).unflatten(0, (len(states), -1))
         depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
         block = hidden[:, 1 : 1 + depth].flatten(0, 1)
         rows = self._logits(block).view(len(blocks), depth, -1)
@@ -187,26 +186,26 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         )
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Of the tokens that may be proposed, from what the last layer gave."""
-        hidden = norm(hidden, self._weights.norm, self.config.norm_eps)
+        """Of the tokens that may be proposed, from what the norm behind the last layer gave."""
         return self._target.head(hidden) if self._trimmed is None else self._target.finish(self._trimmed(hidden))
 
     def _candidates(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        hidden = norm(hidden, self._weights.norm, self.config.norm_eps)
         return candidates(self._logits(hidden), width, self._ids)
 
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:
             waiting, state.waiting = state.waiting, 0
-            self._project(state, state.pending[:waiting])
+            self._project(state, state.pending[: max(waiting, LEAST_ROWS)], waiting)
 
-    def _project(self, state: DFlashState, taps: Tensor) -> None:
-        """Fuse taps `[M, taps * hidden]` to features and store their keys and values in all layers."""
+    def _project(self, state: DFlashState, taps: Tensor, count: int) -> None:
+        """Fuse taps `[M, taps * hidden]` to features and store keys and values of the first `count` in all layers."""
         start = state.projected
-        stop = start + len(taps)
+        stop = start + count
         state.reserve(stop + self.config.block_size)
-        keys, values = context_kv(self.config, self._weights, taps, *self._rotary(start, stop))
-        state.kv[:, 0, :, start:stop] = keys
-        state.kv[:, 1, :, start:stop] = values
+        keys, values = context_kv(self.config, self._weights, taps, *self._rotary(start, start + len(taps)))
+        state.kv[:, 0, :, start:stop] = keys[:, :, :count]
+        state.kv[:, 1, :, start:stop] = values[:, :, :count]
         state.projected = stop
 
     def _embed_blocks(self, blocks: list[list[int]]) -> Tensor:
@@ -216,31 +215,6 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             row[: len(seen)] = torch.tensor(seen)
         rows = self._target.embed(ids.flatten().to(self._weights.norm.device))
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
-
-    def _block(self, x: Tensor, states: list[DFlashState], gap: int = 0) -> Tensor:
-        """All layers over the blocks `[R * B, hidden]`; `[R, B, hidden]` before the final norm."""
-        size = self.config.block_size
-        starts = [state.projected + gap for state in states]
-        places = [self._rotary(start, start + size) for start in starts]
-        cos, sin = (torch.cat(part) for part in zip(*places, strict=True))
-        groups = self.config.num_heads // self.config.num_kv_heads
-        views = {
-            sight: [see(sight, state.projected, size, groups, x.device) for state in states]
-            for sight in set(self.config.sights)
-        }
-        for i, (layer, sight) in enumerate(zip(self._weights.layers, self.config.sights, strict=True)):
-            attend = partial(self._attend, [state.kv[i] for state in states], states, views[sight])
-            x = layer.run(x, cos, sin, self.config.shape, attend)
-        return x.unflatten(0, (len(states), size))
-
-    def _attend(
-        self, kv: list[Tensor], states: list[DFlashState], views: list[View], q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """Every block behind its own context: `[R * B, H * D]`."""
-        q, k, v = (part.unflatten(0, (len(states), -1)) for part in (q, k, v))
-        return torch.cat(
-            [attend(kv[r], state.projected, q[r], k[r], v[r], *views[r]) for r, state in enumerate(states)]
-        )
 
 
 class Turned(Protocol):
@@ -263,35 +237,3 @@ def rotary_embedding(config: Turned) -> nn.Module:
             rope_parameters=dict(config.rope),
         )
     )
-
-
-def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> View:
-    """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
-
-    Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.
-    """
-    first = 0 if sight.window is None else max(0, context + 1 - sight.window)
-    if not sight.causal and (sight.window is None or context + size - first <= sight.window):
-        return first, None
-    queries = torch.arange(context, context + size, device=device)[:, None]
-    ahead = torch.arange(first, context + size, device=device) - queries
-    seen = torch.ones_like(ahead, dtype=torch.bool)
-    if sight.window is not None:
-        seen &= ahead.abs() < sight.window
-    if sight.causal:
-        seen &= ahead <= 0
-    return first, seen.repeat(groups, 1)
-
-
-def attend(kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None) -> Tensor:
-    """Attention of one block, `[B, H * D]`; its keys and values go into the free slots behind the context.
-
-    The heads that share a key head are folded into the query axis: no key is read or copied twice.
-    """
-    size, heads, dim = q.shape
-    stop = context + size
-    kv[0, :, context:stop] = k.transpose(0, 1)
-    kv[1, :, context:stop] = v.transpose(0, 1)
-    folded = q.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
-    seen = F.scaled_dot_product_attention(folded[None], kv[None, 0, :, first:stop], kv[None, 1, :, first:stop], mask)
-    return seen[0].unflatten(1, (-1, size)).permute(2, 0, 1, 3).reshape(size, heads * dim)

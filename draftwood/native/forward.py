@@ -1,7 +1,8 @@
-"""The lean path's layers through the compiled operators: bf16 on a CPU, packed weights."""
+"""Decoder layers through the compiled operators: the lean path's and a drafter's, in bf16 on a CPU, packed weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -9,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape
 from draftwood.errors import BadModel
-from draftwood.native.build import Built
-from draftwood.plan import Plan
+from draftwood.native.build import Built, operators
+from draftwood.plan import Segment
 
 LANES = 16  # as in ops.c
 MOST_DIM = 512
@@ -26,6 +26,17 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
     if any(size % LANES for size in (shape.head_dim, hidden, inner)) or shape.head_dim > MOST_DIM:
         return f"heads of {shape.head_dim}, {hidden} and {inner} are not all multiples of {LANES}"
     return None
+
+
+def native(shape: Shape, scale: float, hidden: int, inner: int, like: Tensor) -> Native | str:
+    """The operators for a model whose weights are `like` this one, or why there are none."""
+    if like.device.type != "cpu":
+        return "the model is not on a CPU"
+    reason = declines(shape, hidden, inner, like.dtype)
+    if reason is not None:
+        return reason
+    built = operators()
+    return Native(built, shape, scale) if built.library else built.reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,21 +61,36 @@ class Native:
         self.built.functions.swiglu(_at(gate_up), _at(out), *_sizes(*out.shape), _threads())
         return out
 
-    def attend(
+    def run(
         self,
-        layer: Layer,
-        qkv: Tensor,
+        layers: Sequence[Layer],
+        x: Tensor,
         cos: Tensor,
         sin: Tensor,
         parts: Parts,
-        cache: KVCache,
-        index: int,
-        window: int | None,
+        windows: Sequence[int | None],
+        last_norm: Tensor,
+        taps: Mapping[int, Tensor],
     ) -> Tensor:
-        """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into `cache`."""
+        """All layers over `x` [N, hidden], which is written over, and the norm behind them; `cos` and `sin` [N, D].
+
+        `taps[i]` [N, hidden] takes what layer i - 1 gave.
+        """
+        delta = None
+        for i, layer in enumerate(layers):
+            qkv = layer.qkv(self.add_norm(x, delta, layer.input_norm, taps.get(i)))
+            seen = self._attend(layer, qkv, cos, sin, parts, i, windows[i])
+            gate_up = layer.gate_up(self.add_norm(x, layer.output(seen), layer.post_norm))
+            delta = layer.down(self.swiglu(gate_up))
+        return self.add_norm(x, delta, last_norm, taps.get(len(layers)))
+
+    def _attend(
+        self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor, parts: Parts, index: int, window: int | None
+    ) -> Tensor:
+        """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into their slots."""
         shape, functions = self.shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
-        where = parts.at(cache, index, qkv.new_empty(shape.kv_heads, 0, shape.head_dim))
+        where = parts.at(index, qkv.new_empty(shape.kv_heads, 0, shape.head_dim))
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
         turn = (_at(layer.qk_norm), _at(cos), _at(sin))
         functions.rotate_store(_at(qkv), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads())
@@ -75,26 +101,38 @@ class Native:
         return seen.flatten(1)
 
 
-class Parts:
-    """The segments of a plan as the operators read them: `Part` in ops.c, a row for each."""
+# Of a layer, and a tensor [G, 0, D] for one that has no slots yet: keys and values [G, slots, D] of each part.
+Slots = Callable[[int, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
-    def __init__(self, plan: Plan, cache: KVCache) -> None:
-        self._segments, self.longest = plan.segments, max(part.context + part.size for part in plan.segments)
-        self._visible = [None if p.visible is None else np.ascontiguousarray(p.visible) for p in plan.segments]
-        masks = [0 if visible is None else visible.ctypes.data for visible in self._visible]
-        rows = [cache.rows[part.row].capacity for part in plan.segments]
+
+class Parts:
+    """Segments as the operators read them: `Part` in ops.c, a row for each."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        capacities: Sequence[int],
+        slots: Slots,
+        whole: Callable[[int], bool] = lambda layer: False,
+    ) -> None:
+        """`capacities` count the slots of each. In layers that are `whole` all tokens of a segment see each other."""
+        self._slots, self._whole = slots, whole
+        self.longest = max(part.context + part.size for part in segments)
+        self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
+        masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
         self._table = np.array(
             [
-                (0, 0, mask, part.depths.ctypes.data, part.start, part.size, slots, part.context)
-                for part, mask, slots in zip(plan.segments, masks, rows, strict=True)
+                (0, 0, mask, part.depths.ctypes.data, part.start, part.size, room, part.context, 0)
+                for part, mask, room in zip(segments, masks, capacities, strict=True)
             ],
             np.int64,
         )
 
-    def at(self, cache: KVCache, layer: int, like: Tensor) -> tuple[c_void_p, c_int64]:
+    def at(self, layer: int, like: Tensor) -> tuple[c_void_p, c_int64]:
         """The table with the slots of one layer, whose keys and values are `like` this `[G, 0, D]`; its length."""
-        slots = [cache.rows[part.row].layer(layer, like, like) for part in self._segments]
+        slots = self._slots(layer, like)
         self._table[:, :2] = [(keys.data_ptr(), values.data_ptr()) for keys, values in slots]
+        self._table[:, -1] = self._whole(layer)
         return c_void_p(self._table.ctypes.data), c_int64(len(slots))
 
 

@@ -127,6 +127,7 @@ typedef struct {
     const uint8_t *visible;  // [rows, rows] or null: every row sees those before it
     const int64_t *depth;    // [rows]
     int64_t start, rows, slots, context;
+    int64_t whole;  // whether every row sees all rows instead, those behind it too
 } Part;
 
 static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const bf16 *sine, bf16 *to, int64_t dim,
@@ -200,7 +201,7 @@ static inline int64_t slots_of(const Block *block, int64_t range) {
 static inline int sees(const Part *part, int64_t window, int64_t r, int64_t slot) {
     int64_t m = slot - part->context, place = m < 0 ? slot : part->context + part->depth[m];
     if (window && part->context + part->depth[r] - place >= window) return 0;
-    return m < 0 || (m <= r && (!part->visible || part->visible[r * part->rows + m]));
+    return m < 0 || part->whole || (m <= r && (!part->visible || part->visible[r * part->rows + m]));
 }
 
 // Four rows of four numbers of 32 bits to four columns. Narrow vectors, as every machine has their shuffles.
@@ -396,8 +397,8 @@ static Block block_of(const Call *call, const Part *part, int64_t head, int64_t 
     int64_t top = start / call->groups, last = (start + lanes - 1) / call->groups;
     int64_t pace = lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
     Block block = {.part = part, .head = head, .start = start, .lanes = lanes, .pace = pace};
-    block.stop = part->context + last + 1;
-    block.plain = part->context + (part->visible ? 0 : top + 1);
+    block.stop = part->context + (part->whole ? part->rows : last + 1);
+    block.plain = part->whole ? block.stop : part->context + (part->visible ? 0 : top + 1);
     block.first = call->window ? block.stop : 0;
     for (int64_t r = top; call->window && r <= last; r++) {
         int64_t reach = part->context + part->depth[r] - call->window + 1;
@@ -486,7 +487,7 @@ static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *
 }
 
 // What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
-// visible[r, m] (null: all up to r itself). Positions are context + depth[r]; nothing `window` or more positions back
+// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing `window` or more positions back
 // is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads) {

@@ -21,8 +21,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import PENDING, DFlashDrafter
 from draftwood.drafters.dflash_config import parse_config
+from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
 from draftwood.drafters.lattice import lattice_of
 from draftwood.errors import BadInput, BadModel
+from draftwood.native.build import operators
 
 HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
 BASE = {
@@ -93,24 +95,25 @@ class TinyTarget:
 def make_tensors(config: dict, qk_norm: bool = True) -> dict[str, Tensor]:
     """Random weights under the names of z-lab's checkpoints."""
     fields = parse_config(config, "made")
+    hidden, inner = fields.hidden_size, fields.intermediate_size
     heads, keys = fields.num_heads * fields.head_dim, fields.num_kv_heads * fields.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (HIDDEN, len(fields.target_layer_ids) * HIDDEN),
-        "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,),
+        "fc.weight": (hidden, len(fields.target_layer_ids) * hidden),
+        "hidden_norm.weight": (hidden,), "norm.weight": (hidden,),
     }  # fmt: skip
     for i in range(fields.num_layers):
         attention, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        shapes |= {f"layers.{i}.{n}_layernorm.weight": (HIDDEN,) for n in ("input", "post_attention")}
+        shapes |= {f"layers.{i}.{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
         for name, rows, columns in (
-            ("q", heads, HIDDEN), ("k", keys, HIDDEN), ("v", keys, HIDDEN), ("o", HIDDEN, heads),
+            ("q", heads, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, heads),
         ):  # fmt: skip
             shapes[f"{attention}{name}_proj.weight"] = (rows, columns)
             if fields.attention_bias:
                 shapes[f"{attention}{name}_proj.bias"] = (rows,)
         if qk_norm:
             shapes |= {f"{attention}{n}_norm.weight": (fields.head_dim,) for n in "qk"}
-        shapes |= {f"{mlp}{n}_proj.weight": (INNER, HIDDEN) for n in ("gate", "up")}
-        shapes[f"{mlp}down_proj.weight"] = (HIDDEN, INNER)
+        shapes |= {f"{mlp}{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
+        shapes[f"{mlp}down_proj.weight"] = (hidden, inner)
     numbers = torch.Generator().manual_seed(0)
     return {
         name: torch.randn(shape, generator=numbers, dtype=torch.float64) * 0.4 + float("norm" in name)
@@ -127,8 +130,9 @@ def write(folder: Path, config: dict, tensors: dict[str, Tensor]) -> str:
 
 def some_taps(drafter: DFlashDrafter, count: int, seed: int = 3) -> Tensor:
     numbers = torch.Generator().manual_seed(seed)
-    width = len(drafter.tap_layers) * HIDDEN
-    return torch.randn(count, width, generator=numbers, dtype=torch.float64).to(drafter._target.dtype)
+    return torch.randn(count, drafter.config.tap_width, generator=numbers, dtype=torch.float64).to(
+        drafter._target.dtype
+    )
 
 
 # --- the definition ----------------------------------------------------------------------------------------
@@ -273,6 +277,45 @@ def test_follows_the_targets_dtype(dtype: torch.dtype, tolerance: float, tmp_pat
     found = drafter.draft([Request(state, root=5, width=4)])[0]
     expected = reference(BASE, tensors, target, taps, 5)
     np.testing.assert_allclose(found.logp, expected.gather(1, torch.from_numpy(found.tokens)), atol=tolerance)
+
+
+COMPILED = [
+    "nested",
+    "block 16, one key head",
+    "bias",
+    "sliding",
+    "sliding, block larger than window",
+    "causal everywhere",
+]
+
+
+@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+@torch.inference_mode()
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("form", [*COMPILED, "sliding, bidirectional"])
+def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
+    form: str, gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**BASE, **FORMS[form], "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    folder = write(tmp_path, config, make_tensors(config))
+
+    def run(dtype: torch.dtype) -> tuple[BlockLayers, Tensor]:
+        """Two blocks behind contexts of 3 and 40 tokens."""
+        drafter = DFlashDrafter.load(folder, TinyTarget(hidden_size=64, dtype=dtype))
+        states = [drafter.open(capacity=60) for _ in range(2)]
+        for state, length in zip(states, (3, 40), strict=True):
+            drafter.extend(state, [1] * length, some_taps(drafter, length))
+            drafter._project_pending(state)
+        blocks = torch.randn(2 * config["block_size"], 64, generator=torch.Generator().manual_seed(5))
+        return drafter._layers, drafter._layers(blocks.to(dtype), states, gap).double()
+
+    _, truth = run(torch.float64)
+    layers, compiled = run(torch.bfloat16)
+    assert isinstance(layers, NativeLayers if form in COMPILED else TorchLayers)
+    monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
+    layers, torchs = run(torch.bfloat16)
+    assert isinstance(layers, TorchLayers)
+    assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
 
 
 def test_a_shorter_draft_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:

@@ -55,21 +55,23 @@ def test_they_are_as_close_to_the_truth_as_pytorchs(family: str, prompt: int, mo
     assert errors[0] <= 1.25 * errors[1]
 
 
-def attend(cases: list[Case], threads: int, built: Built | None = None) -> list[torch.Tensor]:
-    """What the queries of each case see, all of them asked in one call."""
+def attend(
+    cases: list[Case], threads: int, built: Built | None = None, whole: bool = False, window: int | None = None
+) -> list[torch.Tensor]:
+    """What the queries of each case see, all of them asked in one call. A `window` replaces the cases' own."""
     segments, starts = [case.plan.segments[0] for case in cases], np.cumsum([0, *(len(c.query) for c in cases)])
     masks = [None if s.visible is None else np.ascontiguousarray(s.visible) for s in segments]
     table = np.array(
         [
             (c.keys.data_ptr(), c.values.data_ptr(), 0 if m is None else m.ctypes.data, s.depths.ctypes.data,
-             start, s.size, c.keys.shape[1], s.context)
+             start, s.size, c.keys.shape[1], s.context, whole)
             for c, s, m, start in zip(cases, segments, masks, starts[:-1], strict=True)
         ],
         np.int64,
     )  # fmt: skip
     query, first = torch.cat([case.query for case in cases]), cases[0]
     out = torch.full_like(query, torch.nan)
-    sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], first.window or 0)]
+    sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], window or first.window or 0)]
     where = (c_void_p(query.data_ptr()), c_void_p(table.ctypes.data), c_int64(len(cases)), c_void_p(out.data_ptr()))
     assert (built or operators()).functions.attend(*where, *sizes, c_float(first.scale), c_int(threads)) == 0
     return list(out.split([len(case.query) for case in cases]))
@@ -94,6 +96,23 @@ def test_a_token_sees_the_same_bits_alone_and_beside_others(
             assert torch.equal(attend([case.plain(node)], 1 + node % 3)[0], found[node : node + 1])
         exact = replace(case, query=case.query.double(), keys=case.keys.double(), values=case.values.double())
         torch.testing.assert_close(found.double(), exact.truth(), rtol=2**-7, atol=2e-3)
+
+
+@compiled
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("rows", [1, 8, 16, 21])
+def test_tokens_of_a_whole_part_see_each_other(rows: int, window: int | None) -> None:
+    """As if each were the last of a chain that holds all of them."""
+    chains = [make_case(chain_tree(range(rows)), context, 2, 3, 64, torch.bfloat16, None) for context in (0, 300)]
+    for case, found in zip(chains, attend(chains, 2, whole=True, window=window), strict=True):
+        keys, values = (part[:, : case.context + rows].double() for part in (case.keys, case.values))
+        query = case.query.double().unflatten(1, (len(keys), -1))
+        scores = torch.einsum("rgqd,gsd->rgqs", query, keys) * case.scale
+        if window:
+            far = torch.arange(case.context, case.context + rows)[:, None] - torch.arange(case.context + rows) >= window
+            scores = scores.masked_fill(far[:, None, None], -torch.inf)
+        seen = torch.einsum("rgqs,gsd->rgqd", scores.softmax(-1), values).flatten(1, 2)
+        torch.testing.assert_close(found.double(), seen, rtol=2**-7, atol=2e-3)
 
 
 @compiled

@@ -1,0 +1,134 @@
+"""The layers of DFlash drafters over their blocks: by compiled operators where they serve, by PyTorch's everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwood.decoder import norm
+from draftwood.drafters.dflash_config import DFlashConfig, Sight
+from draftwood.drafters.dflash_weights import Weights
+from draftwood.native.forward import Native, Parts, native
+from draftwood.plan import Segment
+from draftwood.rotary import Rotary
+
+if TYPE_CHECKING:
+    from draftwood.drafters.dflash import DFlashState
+
+View = tuple[int, Tensor | None]  # the first key that a block sees, and a mask if it needs one
+
+
+class BlockLayers(Protocol):
+    """All layers and the norm behind them."""
+
+    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
+        """`[R * B, hidden]` for blocks `[R * B, hidden]`, each behind the context of its state and a gap.
+
+        A state has room for a block behind its context; keys and values of the block go there.
+        """
+        ...
+
+
+def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
+    found = native(config.shape, config.head_dim**-0.5, config.hidden_size, config.intermediate_size, weights.norm)
+    # The operators do not look how far ahead a token is.
+    near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
+    if isinstance(found, Native) and near:
+        return NativeLayers(found, config, weights, rotary)
+    return TorchLayers(config, weights, rotary)
+
+
+class NativeLayers:
+    """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
+
+    def __init__(self, native: Native, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
+        self._native, self._weights, self._rotary, self._sights = native, weights, rotary, config.sights
+
+    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
+        size = len(x) // len(states)
+        steps = np.arange(size)
+        segments = [
+            Segment(r, r * size, (r + 1) * size, state.projected, steps, None) for r, state in enumerate(states)
+        ]
+        parts = Parts(
+            segments,
+            [state.kv.shape[3] for state in states],
+            lambda layer, like: [(state.kv[layer, 0], state.kv[layer, 1]) for state in states],
+            lambda layer: not self._sights[layer].causal,
+        )
+        windows = [sight.window for sight in self._sights]
+        cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
+        return self._native.run(self._weights.layers, x, cos, sin, parts, windows, self._weights.norm, {})
+
+
+class TorchLayers:
+    """By PyTorch's operators, in any dtype on any device."""
+
+    def __init__(self, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
+        self._config, self._weights, self._rotary = config, weights, rotary
+
+    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
+        config, size = self._config, len(x) // len(states)
+        cos, sin = turns(self._rotary, states, size, gap)
+        groups = config.num_heads // config.num_kv_heads
+        views = {
+            sight: [see(sight, state.projected, size, groups, x.device) for state in states]
+            for sight in set(config.sights)
+        }
+        for i, (layer, sight) in enumerate(zip(self._weights.layers, config.sights, strict=True)):
+            x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]))
+        return norm(x, self._weights.norm, config.norm_eps)
+
+    def _attend(
+        self, layer: int, states: Sequence[DFlashState], views: list[View], q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Every block behind its own context: `[R * B, H * D]`."""
+        q, k, v = (part.unflatten(0, (len(states), -1)) for part in (q, k, v))
+        return torch.cat(
+            [attend(state.kv[layer], state.projected, q[r], k[r], v[r], *views[r]) for r, state in enumerate(states)]
+        )
+
+
+def turns(rotary: Rotary, states: Sequence[DFlashState], size: int, gap: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of every block's positions, each `[R * B, 1, D]`."""
+    starts = [state.projected + gap for state in states]
+    cos, sin = zip(*(rotary(start, start + size) for start in starts), strict=True)
+    return torch.cat(cos), torch.cat(sin)
+
+
+def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> View:
+    """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
+
+    Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.
+    """
+    first = 0 if sight.window is None else max(0, context + 1 - sight.window)
+    if not sight.causal and (sight.window is None or context + size - first <= sight.window):
+        return first, None
+    queries = torch.arange(context, context + size, device=device)[:, None]
+    ahead = torch.arange(first, context + size, device=device) - queries
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    if sight.window is not None:
+        seen &= ahead.abs() < sight.window
+    if sight.causal:
+        seen &= ahead <= 0
+    return first, seen.repeat(groups, 1)
+
+
+def attend(kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None) -> Tensor:
+    """Attention of one block, `[B, H * D]`; its keys and values go into the free slots behind the context.
+
+    The heads that share a key head are folded into the query axis: no key is read or copied twice.
+    """
+    size, heads, dim = q.shape
+    stop = context + size
+    kv[0, :, context:stop] = k.transpose(0, 1)
+    kv[1, :, context:stop] = v.transpose(0, 1)
+    folded = q.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3).flatten(1, 2)
+    seen = F.scaled_dot_product_attention(folded[None], kv[None, 0, :, first:stop], kv[None, 1, :, first:stop], mask)
+    return seen[0].unflatten(1, (-1, size)).permute(2, 0, 1, 3).reshape(size, heads * dim)
