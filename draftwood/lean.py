@@ -21,7 +21,7 @@ from draftwood.attention import attend_invariantly, attend_slots, log2_scale
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
-from draftwood.native.forward import Native, Parts, native
+from draftwood.native.forward import Native, Parts, bind
 from draftwood.packing import LEAST_ROWS, fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
@@ -82,7 +82,7 @@ class Lean:
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
-        self.native = native(self.shape, self.scale, config.hidden_size, config.intermediate_size, decoder.norm.weight)
+        self.native = bind(self.shape, self.scale, config.hidden_size, config.intermediate_size, decoder.norm.weight)
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.decoder import norm
 from draftwood.drafters.dflash_config import DFlashConfig, Sight
 from draftwood.drafters.dflash_weights import Weights
-from draftwood.native.forward import Native, Parts, native
+from draftwood.native.forward import Native, Parts, bind
 from draftwood.plan import Segment
 from draftwood.rotary import Rotary
 
@@ -36,7 +36,7 @@ class BlockLayers(Protocol):
 
 
 def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
-    found = native(config.shape, config.head_dim**-0.5, config.hidden_size, config.intermediate_size, weights.norm)
+    found = bind(config.shape, config.head_dim**-0.5, config.hidden_size, config.intermediate_size, weights.norm)
     # The operators do not look how far ahead a token is.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     if isinstance(found, Native) and near:

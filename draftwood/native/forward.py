@@ -28,8 +28,8 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
     return None
 
 
-def native(shape: Shape, scale: float, hidden: int, inner: int, like: Tensor) -> Native | str:
-    """The operators for a model whose weights are `like` this one, or why there are none."""
+def bind(shape: Shape, scale: float, hidden: int, inner: int, like: Tensor) -> Native | str:
+    """The operators bound to a model whose weights are `like` this one, or why there are none."""
     if like.device.type != "cpu":
         return "the model is not on a CPU"
     reason = declines(shape, hidden, inner, like.dtype)

@@ -55,10 +55,8 @@ def test_they_are_as_close_to_the_truth_as_pytorchs(family: str, prompt: int, mo
     assert errors[0] <= 1.25 * errors[1]
 
 
-def attend(
-    cases: list[Case], threads: int, built: Built | None = None, whole: bool = False, window: int | None = None
-) -> list[torch.Tensor]:
-    """What the queries of each case see, all of them asked in one call. A `window` replaces the cases' own."""
+def attend(cases: list[Case], threads: int, built: Built | None = None, whole: bool = False) -> list[torch.Tensor]:
+    """What the queries of each case see, all of them asked in one call."""
     segments, starts = [case.plan.segments[0] for case in cases], np.cumsum([0, *(len(c.query) for c in cases)])
     masks = [None if s.visible is None else np.ascontiguousarray(s.visible) for s in segments]
     table = np.array(
@@ -71,7 +69,7 @@ def attend(
     )  # fmt: skip
     query, first = torch.cat([case.query for case in cases]), cases[0]
     out = torch.full_like(query, torch.nan)
-    sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], window or first.window or 0)]
+    sizes = [c_int64(size) for size in (query.shape[1], len(first.keys), query.shape[2], first.window or 0)]
     where = (c_void_p(query.data_ptr()), c_void_p(table.ctypes.data), c_int64(len(cases)), c_void_p(out.data_ptr()))
     assert (built or operators()).functions.attend(*where, *sizes, c_float(first.scale), c_int(threads)) == 0
     return list(out.split([len(case.query) for case in cases]))
@@ -103,8 +101,8 @@ def test_a_token_sees_the_same_bits_alone_and_beside_others(
 @pytest.mark.parametrize("rows", [1, 8, 16, 21])
 def test_tokens_of_a_whole_part_see_each_other(rows: int, window: int | None) -> None:
     """As if each were the last of a chain that holds all of them."""
-    chains = [make_case(chain_tree(range(rows)), context, 2, 3, 64, torch.bfloat16, None) for context in (0, 300)]
-    for case, found in zip(chains, attend(chains, 2, whole=True, window=window), strict=True):
+    chains = [make_case(chain_tree(range(rows)), context, 2, 3, 64, torch.bfloat16, window) for context in (0, 300)]
+    for case, found in zip(chains, attend(chains, 2, whole=True), strict=True):
         keys, values = (part[:, : case.context + rows].double() for part in (case.keys, case.values))
         query = case.query.double().unflatten(1, (len(keys), -1))
         scores = torch.einsum("rgqd,gsd->rgqs", query, keys) * case.scale
