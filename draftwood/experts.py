@@ -8,9 +8,8 @@ from itertools import islice
 from math import exp
 from typing import Any, Protocol
 
-import numpy as np
-
 from draftwood.tree import Conditional, Lattice, Tree
+from draftwood.trellis import Trellis
 
 SPOKEN = 16  # children of a conditional draft that count as its opinion
 DEPTHS = 8  # deeper opinions of a draft are of one kind
@@ -41,21 +40,22 @@ class Expert(Protocol):
 class LatticeExpert:
     """A further lattice, by depth."""
 
-    def __init__(self, lattice: Lattice, source: int) -> None:
-        self._tokens, self.source = lattice.tokens.tolist(), source
-        self._probs = np.exp(np.minimum(np.nan_to_num(lattice.logp, nan=-np.inf), 0.0)).tolist()
+    def __init__(self, lattice: Lattice | Trellis, source: int) -> None:
+        self._lattice, self.source = lattice, source
 
-    def start(self) -> int:
-        return 0
+    def start(self) -> tuple[int, int]:
+        return 0, -1
 
-    def step(self, place: int, token: int) -> int:
-        return place + 1
+    def step(self, place: tuple[int, int], token: int) -> tuple[int, int]:
+        return place[0] + 1, token
 
-    def opinions(self, place: int) -> Sequence[Opinion]:
-        if place >= len(self._tokens):
+    def opinions(self, place: tuple[int, int]) -> Sequence[Opinion]:
+        depth, before = place
+        if depth >= len(self._lattice):
             return ()
-        probs = dict(zip(self._tokens[place], self._probs[place], strict=True))
-        return (Opinion((self.source, min(place, DEPTHS)), 0.5, probs),)
+        tokens, logp = self._lattice.row(depth, before)
+        probs = [exp(min(x, 0.0)) if x == x else 0.0 for x in logp]  # NaN is dead
+        return (Opinion((self.source, min(depth, DEPTHS)), 0.5, dict(zip(tokens, probs, strict=True))),)
 
 
 class TreeExpert:

@@ -53,7 +53,7 @@ class Growth:
 def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     """The best-first tree of at most `n_max` nodes below the token `root`, none of less mass than `faint`.
 
-    Of a conditional draft there is none below `FAINT` either.
+    Of a conditional draft there is none of less than what its nodes are worth growing from either.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
@@ -181,6 +181,10 @@ class _Narrow:
     draft: Conditional
     width: int
 
+    @property
+    def faint(self) -> float:
+        return self.draft.faint
+
     def start(self) -> Any:
         return self.draft.start()
 
@@ -216,7 +220,8 @@ class _Nodes:
 
 def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -> Tree:
     """Best first: the heap holds the next child of every node taken so far that has one."""
-    nodes, most = _Nodes(draft, root), -log(max(faint, FAINT))
+    least = max(faint, draft.faint)
+    nodes, most = _Nodes(draft, root), -log(least) if least else inf
     heap: list[tuple[float, int, int, int, int]] = []
     queues: list[Iterator[Child]] = []
     for newest in range(n_max):
@@ -231,7 +236,7 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -
             break
         cost, _, parent, token, source = heappop(heap)
         nodes.add(cost, parent, token, source)
-    return nodes.tree()
+    return _alive(nodes.tree())
 
 
 def _beam_conditional(draft: Conditional, root: int, width: int, depth: int) -> Tree:

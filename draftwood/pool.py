@@ -19,11 +19,11 @@ from math import exp, log
 from operator import mul
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from draftwood.experts import Expert, Opinion
+from draftwood.grow import FAINT
 from draftwood.successors import Successors
 from draftwood.tree import Child, Lattice
+from draftwood.trellis import Trellis
 
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
@@ -89,26 +89,27 @@ class _Row:
 
 
 class _Rows:
-    """A lattice, raised to an exponent that belongs to each depth. Growth visits few depths: the others stay arrays."""
+    """A lattice or trellis, raised to an exponent for each depth. Growth visits few rows: they are made when needed."""
 
-    def __init__(self, lattice: Lattice, exponents: Sequence[float]) -> None:
-        logp = np.minimum(np.fmax(lattice.logp.astype(np.float64), -np.inf), 0.0)  # NaN is dead
-        self._tokens, self._powers, self._logp = lattice.tokens, np.exp(np.array(exponents)[:, None] * logp), logp
-        rest = np.maximum(1 - np.exp(logp).sum(1), 0.0)
-        self._totals = np.maximum(self._powers.sum(1) + rest, 1e-30).tolist()
-        self._rows: list[_Row | None] = [None] * len(logp)
+    def __init__(self, draft: Lattice | Trellis, exponents: Sequence[float]) -> None:
+        self._draft, self._exponents = draft, exponents
+        self._rows: dict[tuple[int, int], _Row] = {}
 
-    def at(self, depth: int) -> _Row | None:
-        """None below the lattice."""
-        if depth >= len(self._rows):
+    def at(self, depth: int, before: int) -> _Row | None:
+        """Behind the token `before`; None below the lattice."""
+        if depth >= len(self._exponents):
             return None
-        row = self._rows[depth]
-        if row is None:
-            tokens = self._tokens[depth].tolist()
-            rank = dict(zip(tokens, range(len(tokens)), strict=True))
-            logp = np.maximum(self._logp[depth], DEAD).tolist()
-            row = self._rows[depth] = _Row(rank, self._powers[depth].tolist(), logp, self._totals[depth])
-        return row
+        key = depth, before
+        if key not in self._rows:
+            self._rows[key] = self._raised(*self._draft.row(depth, before), self._exponents[depth])
+        return self._rows[key]
+
+    def _raised(self, tokens: list[int], logp: list[float], exponent: float) -> _Row:
+        logp = [min(x, 0.0) if x > DEAD else DEAD for x in logp]  # NaN is dead
+        powers = [exp(exponent * x) if x > DEAD else 0.0 for x in logp]
+        rest = max(1 - sum(map(exp, logp)), 0.0)
+        rank = dict(zip(tokens, range(len(tokens)), strict=True))
+        return _Row(rank, powers, logp, max(sum(powers) + rest, 1e-30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,12 @@ class _Mixture:
 class Pool:
     """A conditional draft below one root: a first lattice or none, the successor table or none, and experts."""
 
+    faint = FAINT
+
     def __init__(
         self,
         root: int,
-        lattice: Lattice | None,
+        lattice: Lattice | Trellis | None,
         table: Successors | None,
         experts: Sequence[Expert],
         weights: Weights,
@@ -137,7 +140,7 @@ class Pool:
         """`own` is the lattice's source, `table_source` that of tokens which only the table knows."""
         self._table, self._experts, self._weights = table, experts, weights
         self._root, self._max_depth, self._own, self._table_source = root, max_depth, own, table_source
-        depths = 0 if lattice is None else len(lattice.tokens)
+        depths = 0 if lattice is None else len(lattice)
         exponents = [weights.exponents[min(d, DEPTHS - 1)][0] if table else 1.0 for d in range(depths)]
         self._rows = None if lattice is None or not depths else _Rows(lattice, exponents)
         self._known: dict[tuple[int, int], _Mixture] = {}
@@ -159,7 +162,7 @@ class Pool:
         if place[0] >= self._max_depth:
             return
         mixture = self._mix(place)
-        rest = self._rest(place[0], mixture)
+        rest = self._rest(place, mixture)
         ahead = next(rest, None)
         for p, token in sorted([(p, token) for token, p in mixture.listed.items()], reverse=True):
             while ahead is not None and ahead[0] > p:
@@ -176,9 +179,8 @@ class Pool:
         """The target wrote `chosen` behind the root."""
         place, weights = self.start(), self._weights
         for token in chosen[: self._max_depth]:
-            depth = place[0]
-            found, row = self._corrected(depth, place[1]), self._row(depth)
-            p = self._of(found, depth, token)
+            found, row = self._corrected(*place[:2]), self._row(*place[:2])
+            p = self._of(found, place, token)
             for opinion, _ in reversed(self._opinions(place)):
                 own = opinion.probs.get(token, 0.0)
                 p += weights.credit(opinion, p, own) * (own - p)
@@ -203,7 +205,7 @@ class Pool:
             for token, p in probs.items():
                 before = listed.get(token)
                 if before is None:
-                    before = left * self._of(found, place[0], token)
+                    before = left * self._of(found, place, token)
                 listed[token] = before + share * p
                 if share * p > before:
                     sources[token] = source
@@ -214,9 +216,9 @@ class Pool:
         pairs = zip(self._experts, place[2], strict=True)
         return [(opinion, e.source) for e, at in pairs if at is not None for opinion in e.opinions(at)]
 
-    def _rest(self, depth: int, mixture: _Mixture) -> Iterator[tuple[float, int]]:
+    def _rest(self, place: Place, mixture: _Mixture) -> Iterator[tuple[float, int]]:
         """Probabilities and tokens of a lattice that nobody else spoke of, falling."""
-        row = self._row(depth)
+        row = self._row(*place[:2])
         if row is not None:
             for power, token in zip(row.powers, row.rank, strict=True):
                 p = mixture.factor * power
@@ -225,17 +227,17 @@ class Pool:
                 if token not in mixture.listed:
                     yield p, token
 
-    def _of(self, mixture: _Mixture, depth: int, token: int) -> float:
+    def _of(self, mixture: _Mixture, place: Place, token: int) -> float:
         """A child's probability."""
         p = mixture.listed.get(token)
         if p is not None:
             return p
-        row = self._row(depth)
+        row = self._row(*place[:2])
         rank = None if row is None else row.rank.get(token)
         return 0.0 if row is None or rank is None else mixture.factor * row.powers[rank]
 
-    def _row(self, depth: int) -> _Row | None:
-        return None if self._rows is None else self._rows.at(depth)
+    def _row(self, depth: int, before: int) -> _Row | None:
+        return None if self._rows is None else self._rows.at(depth, before)
 
     def _corrected(self, depth: int, token: int) -> _Mixture:
         """The lattice's probabilities, given the token before."""
@@ -246,7 +248,7 @@ class Pool:
 
     def _correct(self, depth: int, token: int) -> _Mixture:
         seen, after = self._table.of(token) if self._table else (0, {})
-        row = self._row(depth)
+        row = self._row(depth, token)
         if row is None:
             return _Mixture(0.0, after, dict.fromkeys(after, self._table_source))
         b = self._weights.exponents[min(depth, DEPTHS - 1)][known(seen)] if seen else 0.0

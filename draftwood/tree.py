@@ -34,6 +34,13 @@ class Lattice:
             f"a lattice is [D, K] twice, not {self.tokens.shape} and {self.logp.shape}"
         )
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def row(self, depth: int, before: int) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of a depth, from 0 on, falling; the same behind every token `before`."""
+        return self.tokens[depth].tolist(), self.logp[depth].tolist()
+
     def narrow(self, width: int) -> Lattice:
         """The `width` likeliest candidates of every depth."""
         return Lattice(self.tokens[:, :width], self.logp[:, :width])
@@ -118,6 +125,11 @@ class Conditional(Protocol):
 
     A place is whatever the draft has to know about a node; nobody else looks into it.
     """
+
+    @property
+    def faint(self) -> float:
+        """Mass of a node below which growing it takes longer than it brings."""
+        ...
 
     def start(self) -> Any:
         """The root's place."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from draftwood.device.graphs import Graphs
-from draftwood.drafters.base import Placeable, Request
+from draftwood.drafters.base import Candidates, Placeable, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.eagle3 import Eagle3Drafter
 from draftwood.latency import Work
@@ -212,6 +212,8 @@ class Tabled(Placeable):
 
 
 class PlacedTable:
+    paired = 0
+
     def __init__(self, drafter: Tabled) -> None:
         self.max_depth = drafter.script.max_depth
         self._drafter, self._tables = drafter, {}
@@ -222,12 +224,12 @@ class PlacedTable:
             self.taps = taps.new_zeros(2 * self._drafter.longest, taps.shape[1])
         self.taps.index_copy_(0, start + torch.arange(len(taps), device=start.device), taps)
 
-    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
         if width not in self._tables:
             self._tables[width] = [part.to(root.device) for part in self._table(width)]
         tokens, logp = self._tables[width]
         at = context.clamp(max=len(tokens) - 1)[None]  # a scalar index would wait for the device
-        return tokens[at][0], logp[at][0]
+        return Candidates(tokens[at][0], logp[at][0])
 
     def nbytes(self) -> int:
         return 0
@@ -291,17 +293,19 @@ class ReplayedGraphs(Graphs):
         self.recorded.clear()
 
 
-def tiny_dflash(target: Target, draft_tokens: list[int] | None = None, seed: int = 1, taps: tuple[int, ...] = (0, 2)):
+def tiny_dflash(
+    target: Target, draft_tokens: list[int] | None = None, seed: int = 1, taps: tuple[int, ...] = (0, 2), rank: int = 0
+):
     """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
     with tempfile.TemporaryDirectory() as folder:
-        dflash_files(target, Path(folder), seed, taps)
+        dflash_files(target, Path(folder), seed, taps, rank)
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
 
 
-def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, ...] = (0, 2)) -> None:
-    """Such a drafter in z-lab's format."""
+def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, ...] = (0, 2), rank: int = 0) -> None:
+    """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
     torch.manual_seed(seed)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
@@ -319,7 +323,8 @@ def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, .
     weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
     config = dict(
         architectures=["DFlashDraftModel"], model_type="qwen3", block_size=8, num_target_layers=target.num_layers,
-        dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps)), hidden_size=hidden, intermediate_size=inter,
+        dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps), markov_rank=rank),
+        hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,
         layer_types=["full_attention"] * layers,
@@ -327,6 +332,10 @@ def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, .
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
+    if rank:
+        (folder / "markov").mkdir(exist_ok=True)
+        pairs = {f"{name}.weight": torch.randn(rank, hidden) * 0.4 for name in ("before", "after")}
+        save_file(pairs, folder / "markov" / "model.safetensors")
 
 
 def eagle3_files(target: Target, folder: Path, form: str = "safeailab", draft_vocab: int | None = 40) -> None:

@@ -73,6 +73,10 @@ class Shifted:
     shifts: Sequence[int]  # by depth, the root's children first; 0 leaves a depth as it is
     vocab: int
 
+    @property
+    def faint(self) -> float:
+        return self.inner.faint
+
     def start(self) -> tuple[int, Any]:
         return 0, self.inner.start()
 

@@ -4,7 +4,8 @@ Level by level: the first m nodes of a depth come from the first m nodes of the 
 precedes its parent. Within a level the order is (cost, parent's place, rank), over levels it is (cost, depth), so
 one stable sort for each level and one over all of them give the order of the heap. The node of the p-th parent with
 rank r comes after the (p + 1)(r + 1) - 1 nodes of its level with no later parent and no higher rank: only pairs with
-(p + 1)(r + 1) <= m are candidates, m log m of them instead of m times K.
+(p + 1)(r + 1) <= m are candidates, m log m of them instead of m times K. In a trellis a later parent may have better
+children, so all m times K are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth
 
 
@@ -38,33 +40,41 @@ class _Level:
 
 
 class Grower:
-    """Grows trees of one `Growth` from lattices `[depth, width]`."""
+    """Grows trees of one `Growth` from lattices or trellises `[depth, width]`."""
 
-    def __init__(self, growth: Growth, depth: int, width: int, device: torch.device) -> None:
+    def __init__(self, growth: Growth, depth: int, width: int, device: torch.device, paired: bool = False) -> None:
+        """`paired`: of trellises, whose candidates depend on their parent. A parent's place then bounds no rank."""
         self.size = growth.size(depth, width)  # N
         self._levels: list[_Level] = []
         most = growth.n_max if growth.per_depth is None else min(growth.n_max, growth.per_depth)
         front = 1
         for _ in range(min(depth, growth.depth or depth) if self.size else 0):
-            pairs = [(p, r) for p in range(front) for r in range(min(width, most // (p + 1)))]
+            pairs = [(p, r) for p in range(front) for r in range(min(width, most if paired else most // (p + 1)))]
             front = min(most, len(pairs))
             parent, rank = torch.tensor(pairs, device=device).T.contiguous()
             self._levels.append(_Level(parent, rank, front))
         depths = [d for d, level in enumerate(self._levels, 1) for _ in range(level.kept)]
         self._depths = torch.tensor(depths, dtype=torch.int64, device=device)  # of all kept nodes
 
-    def __call__(self, tokens: Tensor, logp: Tensor, root: Tensor, limit: Tensor) -> DeviceTree:
-        """The best-first tree below `root` [1] of a lattice [D, K], without nodes deeper than `limit` []."""
-        edges = edge_costs(logp, limit)
-        cost = edges.new_zeros(1)
+    def __call__(self, draft: Candidates, root: Tensor, limit: Tensor) -> DeviceTree:
+        """The best-first tree below `root` [1], without nodes deeper than `limit` []."""
+        edges = edge_costs(draft.logp, limit)
+        behind = None if draft.pairs is None else edge_costs(draft.pairs, limit, 2).sort(stable=True)
+        cost, candidate = edges.new_zeros(1), root[:0]
         costs, above, found = [edges.new_zeros(0)], [root[:0]], [root[:0]]
         first = 0  # where the level above begins among all kept nodes, which count from 1
         for d, level in enumerate(self._levels):
-            cost, chosen = (cost[level.parent] + edges[d, level.rank]).sort(stable=True)
+            if behind is None or d == 0:
+                edge, which = edges[d, level.rank], level.rank
+            else:
+                at = d - 1, candidate[level.parent], level.rank
+                edge, which = behind.values[at], behind.indices[at]
+            cost, chosen = (cost[level.parent] + edge).sort(stable=True)
             cost, chosen = cost[: level.kept], chosen[: level.kept]
+            candidate = which[chosen]
             costs.append(cost)
             above.append(first + level.parent[chosen])
-            found.append(tokens[d, level.rank[chosen]])
+            found.append(draft.tokens[d, candidate])
             first = 1 if d == 0 else first + self._levels[d - 1].kept
         return self._merge(torch.cat(costs), torch.cat(above), torch.cat(found), root)
 
@@ -86,8 +96,8 @@ class Grower:
         )
 
 
-def edge_costs(logp: Tensor, limit: Tensor) -> Tensor:
-    """`[D, K]` negated log-probabilities in float64; NaN is dead, and so is everything deeper than `limit`."""
+def edge_costs(logp: Tensor, limit: Tensor, first: int = 1) -> Tensor:
+    """Negated log-probabilities `[D, …]` in float64, from depth `first` on; NaN and what is behind `limit` are dead."""
     costs = (-logp.double()).clamp_min(0)  # a sure candidate's logp can be rounded to just above 0
-    depth = torch.arange(1, 1 + len(logp), device=logp.device)[:, None]
+    depth = torch.arange(first, first + len(logp), device=logp.device).view(-1, *[1] * (logp.ndim - 1))
     return torch.where(costs.isnan() | (depth > limit), torch.inf, costs)

@@ -16,6 +16,7 @@ from draftwood.device.growth import DeviceTree, Grower
 from draftwood.device.state import Report, State
 from draftwood.device.view import View
 from draftwood.device.walk import Walk, compact, compaction, walk
+from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth
 from draftwood.hardware import CAPTURED
 from draftwood.lean import Lean
@@ -29,10 +30,10 @@ class Stages:
         """`width` (K) is how many candidates of each depth are asked of the drafter."""
         device, vocab = state.kv.device, len(state.dice.seen)
         self._model, self._state = model, state
-        self._candidates = min(width, vocab)
         self.drafter = state.drafter if growth.n_max else None  # who never drafts needs no draft state either
-        depth = self.drafter.max_depth if self.drafter else 0
-        self._grower = Grower(growth, depth, self._candidates, device)
+        depth, paired = (self.drafter.max_depth, self.drafter.paired) if self.drafter else (0, 0)
+        self._candidates = min(max(width, paired), vocab)
+        self._grower = Grower(growth, depth, self._candidates, device, paired > 0)
         self._depth = min(depth, growth.depth or depth)
         nodes = self._grower.size
         self._is_chain = growth.per_depth == 1
@@ -51,7 +52,7 @@ class Stages:
 
     def draft(self) -> None:
         """draft, grow: a tree behind the root, none of whose nodes is too deep to be emitted."""
-        self.grow(*self.propose())
+        self.grow(self.propose())
 
     def verify(self, width: int) -> None:
         """verify, accept, commit: the root and the first `state.n` nodes in a forward of `width` tokens."""
@@ -60,17 +61,17 @@ class Stages:
 
     # --- one verb each -----------------------------------------------------------------------------------
     @torch.inference_mode()
-    def propose(self) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities of the drafter's lattice, each `[depth, K]`."""
+    def propose(self) -> Candidates:
+        """`depth` times K candidates."""
         assert self.drafter is not None
         return self.drafter.draft(self._state.root, self._state.length, self._candidates)
 
     @torch.inference_mode()
-    def grow(self, tokens: Tensor, logp: Tensor) -> None:
-        """A lattice's tree into the buffers that `forward` and `accept` read."""
+    def grow(self, draft: Candidates) -> None:
+        """A draft's tree into the buffers that `forward` and `accept` read."""
         state = self._state
         # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-        tree = self._grower(tokens, logp, state.root, state.end - state.length - 2)
+        tree = self._grower(draft, state.root, state.end - state.length - 2)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))
         self._line.copy_(lineage(tree.parents, self._depth))

@@ -55,6 +55,15 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """A lattice on a device, and for a trellis what each candidate makes of the next depth's."""
+
+    tokens: torch.Tensor  # [D, K]
+    logp: torch.Tensor  # [D, K]
+    pairs: torch.Tensor | None = None  # [D - 1, K, K]
+
+
 class Placed(Protocol):
     """One request's draft state in buffers that stay where they are: what a captured round runs.
 
@@ -63,6 +72,7 @@ class Placed(Protocol):
     """
 
     max_depth: int
+    paired: int  # candidates of each depth that it gives at least, and all pairs of them; 0: depths are independent
 
     def extend(self, taps: torch.Tensor, start: torch.Tensor) -> None:
         """Context tokens at the positions from `start` [] on, as taps `[M, len(tap_layers) * hidden]`.
@@ -71,8 +81,8 @@ class Placed(Protocol):
         """
         ...
 
-    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and log-probabilities `[max_depth, width]` of a lattice behind `root` [1], at `context` []."""
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
+        """`max_depth` times `width` candidates behind `root` [1], at `context` []."""
         ...
 
     def nbytes(self) -> int:

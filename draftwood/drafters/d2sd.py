@@ -24,6 +24,7 @@ from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.options import parse
 from draftwood.drafters.worth import Trials
 from draftwood.errors import BadModel
+from draftwood.grow import FAINT
 from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import Child, Draft, Floats, Lattice, Tree
@@ -57,6 +58,8 @@ class Anchored:
 
     `path` is the way from the root, for as long as some lattice begins on it or behind it.
     """
+
+    faint = FAINT
 
     def __init__(self, first: Lattice) -> None:
         self.anchors: dict[tuple[int, ...], Lattice] = {(): first}

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from draftwood.decoder import norm
-from draftwood.drafters.base import Carded, Placeable, Request, Weighed
+from draftwood.drafters.base import Candidates, Carded, Placeable, Request, Weighed
 from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
-from draftwood.drafters.lattice import candidates, lattice_of
+from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose
 from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.packing import LEAST_ROWS, linear
@@ -67,6 +68,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         name: str,
         depth: int | None = None,
         draft_tokens: list[int] | None = None,
+        markov: Markov | None = None,
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
             raise BadInput(f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts.")
@@ -80,6 +82,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._trimmed = None if self._ids is None else linear(*target.head_rows(self._ids))
         self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
         self._layers = block_layers(config, weights, self._rotary)
+        self._markov = markov
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -91,7 +94,10 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         config = parse_config(read_json(folder / "config.json"), name_or_folder)
         check_fits(config, name_or_folder, target)
         weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
-        return cls(config, weights, target, name_or_folder, depth, read_draft_tokens(folder, config.vocab_size))
+        kept = read_draft_tokens(folder, config.vocab_size)
+        ids, rank = None if kept is None else torch.tensor(kept, device=target.device), config.markov_rank
+        markov = Markov.load(folder, name_or_folder, rank, target, ids) if rank else None
+        return cls(config, weights, target, name_or_folder, depth, kept, markov)
 
     @property
     def promised_tau(self) -> float | None:
@@ -128,14 +134,15 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         state.projected = min(state.projected, length)
         state.waiting = length - state.projected
 
+    @torch.inference_mode()
     def draft(self, requests: list[Request]) -> list[Draft]:
-        """One `Lattice` [depth, width] per request; requests share the products, never the attention.
+        """One `Lattice` [depth, width] or `Trellis` per request; requests share the products, never the attention.
 
         The block is whole whatever depth is asked: a shorter one would predict other tokens. Only its head is saved.
         """
-        return list(self.draft_behind([(request, ()) for request in requests]))
+        rows = self._block_logits([(request, ()) for request in requests], 0)
+        return [draft_of(row, r.width, self._ids, self._markov) for row, r in zip(rows, requests, strict=True)]
 
-    @torch.inference_mode()
     def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Lattice]:
         """One `Lattice` [depth, width] per block, whose first tokens after the root are seen instead of masked.
 
@@ -143,6 +150,12 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         tokens lie between context and root that were drafted and have no features: positions count them, nobody sees
         them.
         """
+        rows = self._block_logits(blocks, gap)
+        return [lattice_of(row, request.width, self._ids) for row, (request, _) in zip(rows, blocks, strict=True)]
+
+    @torch.inference_mode()
+    def _block_logits(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> Tensor:
+        """`[R, depth, V]`"""
         states = [request.state for request, _ in blocks]
         for state in states:
             self._project_pending(state)
@@ -151,14 +164,13 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         hidden = self._layers(x, states, gap).unflatten(0, (len(states), -1))
         depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
         block = hidden[:, 1 : 1 + depth].flatten(0, 1)
-        rows = self._logits(block).view(len(blocks), depth, -1)
-        return [lattice_of(row, request.width, self._ids) for row, (request, _) in zip(rows, blocks, strict=True)]
+        return self._logits(block).view(len(blocks), depth, -1)
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
-        return StaticDFlash(
-            self.config, self._weights, self._rotary, self._target.embed, self._candidates, self.max_depth, capacity
-        )
+        paired = min(CANDIDATES, self._head_size) if self._markov else 0
+        shared = self.config, self._weights, self._rotary, self._target.embed, self._candidates
+        return StaticDFlash(*shared, self.max_depth, capacity, paired)
 
     def state_bytes(self, capacity: int) -> int:
         """Context keys and values in all layers; the taps that wait are next to nothing."""
@@ -175,7 +187,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         """One request's draft at `context` tokens, the target's head included; one new context feature."""
         config = self.config
         block, features = config.block_parameters(), config.context_parameters()
-        head = (config.vocab_size if self._ids is None else len(self._ids)) * config.hidden_size
+        head = self._head_size * config.hidden_size
         keys = sum(min(context, sight.window or context) + config.block_size for sight in config.sights)
         pairs = keys * config.block_size * config.num_heads
         cached = keys * 2 * config.num_kv_heads * config.head_dim
@@ -185,13 +197,18 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
         )
 
+    @property
+    def _head_size(self) -> int:
+        """Tokens that may be proposed."""
+        return self.config.vocab_size if self._ids is None else len(self._ids)
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """Of the tokens that may be proposed, from what the norm behind the last layer gave."""
         return self._target.head(hidden) if self._trimmed is None else self._target.finish(self._trimmed(hidden))
 
-    def _candidates(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        hidden = norm(hidden, self._weights.norm, self.config.norm_eps)
-        return candidates(self._logits(hidden), width, self._ids)
+    def _candidates(self, hidden: Tensor, width: int) -> Candidates:
+        logits = self._logits(norm(hidden, self._weights.norm, self.config.norm_eps))
+        return propose(logits, width, self._ids, self._markov)
 
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:

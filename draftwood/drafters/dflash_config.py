@@ -52,6 +52,7 @@ class DFlashConfig:
     embedding_scale: float
     tau: float | None = None  # tokens a round that its maker measured: draftwood's own key, others have none
     target_mark: tuple[float, ...] | None = None  # of the target it was made for: ours, too
+    markov_rank: int = 0  # of what the candidate before changes, see markov.py: ours, too; 0: nothing
 
     @property
     def num_layers(self) -> int:
@@ -151,6 +152,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         embedding_scale=keys.real("input_embedding_scale", 1.0),
         tau=keys.real("tau") if keys.get("tau") is not None else None,
         target_mark=keys.reals(mark.KEY),
+        markov_rank=keys.whole("markov_rank", 0, least=0),
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")

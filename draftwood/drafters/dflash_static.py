@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.device.ancestors import bitmask
 from draftwood.device.view import View
+from draftwood.drafters.base import Candidates
 from draftwood.drafters.dflash_config import DFlashConfig, Sight
 from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.rotary import Rotary
@@ -24,11 +25,12 @@ class StaticDFlash:
         weights: Weights,
         rotary: Rotary,
         embed: Callable[[Tensor], Tensor],
-        candidates: Callable[[Tensor, int], tuple[Tensor, Tensor]],  # of what the last layer gave
+        candidates: Callable[[Tensor, int], Candidates],  # of what the last layer gave
         max_depth: int,
         capacity: int,
+        paired: int = 0,
     ) -> None:
-        self.max_depth = max_depth
+        self.max_depth, self.paired = max_depth, paired
         self._config, self._weights, self._rotary = config, weights, rotary
         self._embed, self._candidates = embed, candidates
         slots = capacity + config.block_size
@@ -45,7 +47,7 @@ class StaticDFlash:
         kv = torch.stack(context_kv(self._config, self._weights, taps, *self._rotary.at(positions)), 1)
         self._kv.index_copy_(3, positions, kv)
 
-    def draft(self, root: Tensor, context: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def draft(self, root: Tensor, context: Tensor, width: int) -> Candidates:
         config = self._config
         x = self._embed(torch.cat([root, self._masks]))
         x = x if config.embedding_scale == 1.0 else x * config.embedding_scale

@@ -23,6 +23,7 @@ from draftwood.pool import Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice, Tree
+from draftwood.trellis import Trellis
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
 MOST_SAID = 256  # rounds that the table waits for a draft: by then none is left to be judged
@@ -180,9 +181,9 @@ class Pooled(Learner, Carded):
 
     def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
         state: PooledState = request.state
-        lattices = [i for i, draft in drafts.items() if isinstance(draft, Lattice)]
+        lattices = [i for i, draft in drafts.items() if isinstance(draft, Lattice | Trellis)]
         first = drafts[lattices[0]] if lattices else None
-        assert first is None or isinstance(first, Lattice)
+        assert first is None or isinstance(first, Lattice | Trellis)
         experts: list[Expert] = []
         for i, (part, own) in enumerate(zip(self.parts, state.states, strict=True)):
             draft = drafts.get(i)
@@ -190,7 +191,7 @@ class Pooled(Learner, Carded):
                 experts += part.experts(own, request.root, i)
             elif isinstance(draft, Tree):
                 experts.append(TreeExpert(draft, i))
-            elif isinstance(draft, Lattice):
+            elif isinstance(draft, Lattice | Trellis):
                 experts += [LatticeExpert(draft, i)] if draft is not first else []
             elif draft is not None:
                 experts.append(ConditionalExpert(draft, i))

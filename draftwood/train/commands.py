@@ -56,6 +56,9 @@ def train(
     layers: Annotated[int, typer.Option(help="Layers of the drafter.")] = 3,
     block_size: Annotated[int, typer.Option(help="Tokens of a block, the anchor included.")] = 16,
     taps: Annotated[int, typer.Option(help="Target layers that it reads.")] = 5,
+    markov_rank: Annotated[
+        int, typer.Option(help="Rank of what the candidate before changes; 0: independent depths.")
+    ] = 64,
     init: Annotated[str, typer.Option(help="target, random, or a drafter's folder or Hub name.")] = "target",
     objective: Annotated[
         str, typer.Option(help="dflash, variable-prefix for D2SD's second drafter, or eagle3.")

@@ -69,6 +69,8 @@ class Layer(nn.Module):
 class TrainableEagle3(nn.Module):
     """The layer and `fc`; embedding and head stay the target's, frozen. Parameters have the authors' names."""
 
+    markov = None  # each row knows the token before by itself
+
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         self.config = config

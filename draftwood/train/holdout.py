@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood import registry
 from draftwood.accept import accept
-from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.markov import Markov, draft_of
 from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import make_blocks
@@ -22,7 +22,7 @@ from draftwood.train.eagle3 import Trainable
 from draftwood.train.features import Features
 from draftwood.train.loss import Head
 from draftwood.train.shards import Text
-from draftwood.tree import Lattice
+from draftwood.tree import Draft
 
 POLICIES = ("dflash", "ddtree:64")
 PLACES = 96  # of each text
@@ -40,7 +40,7 @@ def lattices(
     width: int,
     autocast: bool = False,
     teacher_forced: bool = False,
-) -> list[Lattice]:
+) -> list[Draft]:
     """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens.
 
     `teacher_forced`: each depth has seen the text before it, as on the path that the text confirms, and only there.
@@ -52,7 +52,11 @@ def lattices(
     config = model.config
     blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, 1.0, teacher_forced)
     hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device), autocast)
-    return [lattice_of(head.logits(h), width, head.tokens) for h in hidden[text.prompt - first :, shown - 1 :]]
+    rows = hidden[text.prompt - first :, shown - 1 :]
+    everything = torch.arange(target.vocab_size, device=target.device) if head.tokens is None else head.tokens
+    scores = None if model.markov is None else model.markov.tables(target.embed(everything), head.weight)
+    markov = None if scores is None else Markov(*scores)
+    return [draft_of(head.logits(row), width, head.tokens, markov) for row in rows]
 
 
 def forward(
@@ -74,7 +78,7 @@ def forward(
     return hidden
 
 
-def walk(drafts: Sequence[Lattice], text: Text, shown: int, policy: str) -> list[int]:
+def walk(drafts: Sequence[Draft], text: Text, shown: int, policy: str) -> list[int]:
     """Tokens emitted by each round of a policy of fixed width, while there are drafts."""
     rule, emitted, place = registry.policy(policy), [], 0
     answer = text.tokens[text.prompt + shown - 1 :].tolist()  # answer[0] is the first root

@@ -28,7 +28,8 @@ from draftwood.train.features import Features
 from draftwood.train.fleet import Fleet
 from draftwood.train.forms import FORMS, Form
 from draftwood.train.holdout import TEXTS, forward, held_out_tau
-from draftwood.train.loss import Head, Outcome, Teacher, backpropagate
+from draftwood.train.loss import Before, Head, Outcome, Teacher, backpropagate
+from draftwood.train.model import MarkovHead
 from draftwood.train.recipe import Recipe
 from draftwood.train.shards import Text
 from draftwood.train.state import Trainee, save_state, state_path
@@ -194,7 +195,16 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
     hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.recipe.autocast)
     labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
     teacher = teacher_of(blocks, features) if course.recipe.soft else None
-    return backpropagate(hidden, course.head, labels, weights, scale, teacher, course.recipe.soft)
+    markov = trainee.model.markov
+    before = None if markov is None else before_of(course, markov, blocks)
+    return backpropagate(hidden, course.head, labels, weights, scale, teacher, course.recipe.soft, before)
+
+
+def before_of(course: Course, markov: MarkovHead, blocks: Blocks) -> Before:
+    """What the text's own token before each predicted one changes."""
+    known = np.concatenate([blocks.tokens[:, :1], blocks.labels[:, :-1]], 1)
+    embedded = course.target.embed(torch.from_numpy(known).to(course.target.device)).detach()
+    return Before(markov.tables, embedded, course.head)
 
 
 def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:

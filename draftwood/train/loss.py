@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,8 +67,40 @@ class Outcome:
         return Outcome(self.loss + other.loss, self.right + other.right, self.total + other.total)
 
 
+class Tables(Protocol):
+    """Of embeddings `[N, hidden]` and head rows `[V, hidden]` tables `[N, r]` and `[V, r]`: products score pairs."""
+
+    def __call__(self, embedded: Tensor, head: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Before:
+    """What the tokens before change: scores that are added to logits, and their gradient."""
+
+    def __init__(self, tables: Tables, embedded: Tensor, head: Head) -> None:
+        """`embedded` `[M, B - 1, hidden]` of the token before each predicted one. A block's first knows it already."""
+        later = (torch.arange(embedded.shape[1], device=embedded.device) > 0).expand(embedded.shape[:2]).flatten()
+        before, after = tables(embedded.flatten(0, 1), head.weight)
+        self._made = before * later[:, None], after
+        self._leaves = [made.detach().requires_grad_() for made in self._made]
+
+    def scores(self, part: Tensor) -> Tensor:
+        """`[len(part), V]`"""
+        before, after = self._leaves
+        return before[part] @ after.T
+
+    def backward(self) -> None:
+        torch.autograd.backward(self._made, [leaf.grad for leaf in self._leaves])
+
+
 def backpropagate(
-    hidden: Tensor, head: Head, labels: Tensor, weights: Tensor, scale: float, teacher: Teacher | None, soft: float
+    hidden: Tensor,
+    head: Head,
+    labels: Tensor,
+    weights: Tensor,
+    scale: float,
+    teacher: Teacher | None,
+    soft: float,
+    before: Before | None = None,
 ) -> Outcome:
     """Add the gradient of `scale` times the summed loss to everything that `hidden` `[M, B - 1, h]` depends on.
 
@@ -81,6 +114,7 @@ def backpropagate(
     total_loss = torch.zeros((), device=leaf.device)
     for part in chosen.split(CHUNK):
         logits = head.logits(leaf[part])
+        logits = logits if before is None else logits + before.scores(part)
         losses = hard_loss(logits, rows[part])
         if teacher is not None and soft > 0:
             losses = (1 - soft) * losses + soft * soft_loss(logits, head, teacher[part])
@@ -90,6 +124,8 @@ def backpropagate(
         right[part] = (logits.argmax(-1) == rows[part]).to(right)
     if leaf.grad is not None:
         hidden.backward(leaf.grad.view_as(hidden))
+        if before is not None:
+            before.backward()
     return Outcome(total_loss, right.view(labels.shape).sum(0), (weights > 0).sum(0).to(right))
 
 

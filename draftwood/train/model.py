@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from draftwood.drafters.dflash import rotary_embedding
 from draftwood.drafters.dflash_config import DFlashConfig
+from draftwood.drafters.markov import tables
 from draftwood.rotary import Rotary, rotate
 from draftwood.train.attention import AttendBlocks, Layout, blocks_attention
 
@@ -79,6 +80,23 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class MarkovHead(nn.Module):
+    """What the token before changes, of rank r: see drafters/markov.py. It begins by changing nothing."""
+
+    def __init__(self, hidden: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Linear(hidden, rank, bias=False)
+        self.after = nn.Linear(hidden, rank, bias=False)
+
+    def begin(self) -> None:
+        nn.init.normal_(self.before.weight, std=self.before.in_features**-0.5)
+        nn.init.zeros_(self.after.weight)
+
+    def tables(self, embedded: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        """`[N, r]` and `[V, r]` of embeddings and head rows `[…, hidden]`; scores are their products."""
+        return tables(self.before.weight, self.after.weight, embedded, head)
+
+
 class TrainableDFlash(nn.Module):
     """Many blocks of many texts in one forward; the embedding and the head stay the target's, frozen."""
 
@@ -89,6 +107,7 @@ class TrainableDFlash(nn.Module):
         self.hidden_norm = Norm(config.hidden_size, config.norm_eps)
         self.layers = nn.ModuleList([Block(config, qk_norm) for _ in config.sights])
         self.norm = Norm(config.hidden_size, config.norm_eps)
+        self.markov = MarkovHead(config.hidden_size, config.markov_rank) if config.markov_rank else None
 
     def forward(self, embedded: Tensor, taps: Sequence[Tensor], layout: Layout) -> Tensor:
         """Final hidden states `[M, B - 1, hidden]` of the positions behind the anchors.

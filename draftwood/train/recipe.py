@@ -28,6 +28,7 @@ class Recipe:
     layers: int = 3
     block_size: int = 16
     taps: int = 5  # target layers it reads
+    markov_rank: int = 64  # of what the candidate before changes; 0: marginals alone
     init: str = "target"  # target, random or a checkpoint
     head_tokens: str = "auto"  # auto, all or how many tokens may be drafted
     mask_token: int | None = None  # None: one that the texts do not use
@@ -60,7 +61,9 @@ class Recipe:
             object.__setattr__(self, name, value)  # the kind of drafter leaves no choice
         if self.head_tokens not in ("auto", "all") and not (self.head_tokens.isdigit() and int(self.head_tokens)):
             raise BadInput(f"--head-tokens is {self.head_tokens!r}; expected auto, all or a number of tokens.")
-        for name, least in (("layers", 1), ("block_size", 2), ("taps", 1), ("batch_size", 1), ("anchors", 1)):
+        for name, least in (
+            ("layers", 1), ("block_size", 2), ("taps", 1), ("markov_rank", 0), ("batch_size", 1), ("anchors", 1),
+        ):  # fmt: skip
             if getattr(self, name) < least:
                 raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be {least} or more.")
         for name, low, high in (
@@ -114,9 +117,9 @@ def drafter_config(
 ) -> dict[str, Any]:
     """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers.
 
-    `first` is the `dflash_config` of the checkpoint that training begins with, whose target layers it reads.
+    `first` is what the checkpoint that training begins with decides.
     """
-    theirs = target.config
+    theirs, first = target.config, first or {}
     heads = theirs.num_attention_heads
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
     theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
@@ -128,14 +131,17 @@ def drafter_config(
         "block_size": recipe.block_size,
         "dflash_config": {
             "mask_token_id": mask_token,
-            "target_layer_ids": (first or {}).get("target_layer_ids") or read_layers(recipe, target.num_layers),
+            "target_layer_ids": first.get("target_layer_ids") or read_layers(recipe, target.num_layers),
             "objective": recipe.objective,
             "thinking": thinking,
+            "markov_rank": recipe.markov_rank,
             mark.KEY: mark.mark_of(target),
         },
         "num_target_layers": target.num_layers,
         "hidden_size": target.hidden_size,
-        "intermediate_size": getattr(theirs, "intermediate_size", None) or 4 * target.hidden_size,
+        "intermediate_size": first.get("intermediate_size")
+        or getattr(theirs, "intermediate_size", None)
+        or 4 * target.hidden_size,
         "num_hidden_layers": recipe.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(theirs, "num_key_value_heads", None) or heads,

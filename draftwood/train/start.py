@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwood.drafters import markov
 from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.errors import BadModel
@@ -26,12 +27,15 @@ BEGINNINGS = ("target", "random")
 
 
 def inherited(init: str) -> dict[str, Any]:
-    """What a checkpoint to begin from decides: its `dflash_config`, with the target layers and the mask token."""
+    """What a checkpoint to begin from decides: target layers, mask token and the width of its layers."""
     if init in BEGINNINGS:
         return {}
-    values = read_json(checkpoint_folder(init) / "config.json")
-    parse_config(values, init)
-    return values["dflash_config"]
+    config = parse_config(read_json(checkpoint_folder(init) / "config.json"), init)
+    return {
+        "target_layer_ids": list(config.target_layer_ids),
+        "mask_token_id": config.mask_token_id,
+        "intermediate_size": config.intermediate_size,
+    }
 
 
 def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> TrainableDFlash:
@@ -46,10 +50,12 @@ def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> Tr
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(0.0, config["initializer_range"])
+        if model.markov is not None:
+            model.markov.begin()
     if init == "target":
         copy_target(model, target)
     elif init not in BEGINNINGS:
-        model.load_state_dict(checkpoint_tensors(config, init, target), assign=True)
+        model.load_state_dict(model.state_dict() | checkpoint_tensors(config, init, target))
     return model.to(target.device, torch.float32)
 
 
@@ -103,6 +109,9 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
         )
     model = TrainableDFlash(found)
     tensors = {k: v.float() for k, v in read_tensors(folder).items() if not k.endswith("inv_freq")}
+    if found.markov_rank:
+        before, after = markov.read(folder, name, found.markov_rank, found.hidden_size)
+        tensors |= {f"markov.{markov.BEFORE}": before, f"markov.{markov.AFTER}": after}
     missing = set(model.state_dict()) - set(tensors)
     if missing:
         raise BadModel(f"--init {name} lacks the tensor {sorted(missing)[0]}; fetch it again.")
@@ -110,6 +119,8 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
 
 
 def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
-    """Whether two configs differ in what shapes the weights or their meaning."""
+    """Whether the config of a checkpoint and another one differ in what shapes the weights or their meaning."""
     free = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau", "target_mark")
+    if field == "markov_rank" and not one.markov_rank:
+        return False  # what is not there yet begins by changing nothing
     return field not in free and getattr(one, field) != getattr(other, field)

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from draftwood.drafters import markov
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput
 from draftwood.train.eagle3 import Trainable
@@ -24,6 +25,7 @@ from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MARKOV = "markov."  # what the names of its parameters begin with
 
 
 @dataclass(slots=True, eq=False)
@@ -105,8 +107,15 @@ def export(
     out: Path, model: TrainableDFlash, config: dict[str, Any], draft_tokens: Tensor | None, tau: float | None = None
 ) -> None:
     """The drafter's folder: config.json with the measured tau, bf16 weights, and the list of a trimmed head."""
-    tensors = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
+    everything = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
+    ours = {name.removeprefix(MARKOV): tensor for name, tensor in everything.items() if name.startswith(MARKOV)}
+    tensors = {name: tensor for name, tensor in everything.items() if not name.startswith(MARKOV)}
     write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
+    if ours:
+        (out / markov.FILE).parent.mkdir(exist_ok=True)
+        write_tensors(out / markov.FILE, ours, {"format": "pt"})
+    else:
+        (out / markov.FILE).unlink(missing_ok=True)
     if draft_tokens is not None:
         write_text(out / DRAFT_TOKENS, json.dumps(draft_tokens.tolist()))
     else:

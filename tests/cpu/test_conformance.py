@@ -135,6 +135,8 @@ DRAFTERS: dict[str, Callable] = {
     ),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
+    "dflash, pairs": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2)), rank=4),
+    "dflash, pairs, pooled": lambda target, truth: Pooled([tiny_dflash(target, rank=4), Noisy("noisy"), Recycling()]),
     "d2sd": lambda target, truth: D2SDDrafter(
         tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), D2SDOptions(boundaries=2), "d2sd"
     ),
@@ -158,6 +160,7 @@ ON_DEVICE: dict[str, Callable] = {
     "noisy": lambda target, truth: Tabled(Noisy("noisy")),
     "hostile": lambda target, truth: Tabled(Hostile("hostile")),
     "dflash": lambda target, truth: tiny_dflash(target),
+    "dflash, pairs": lambda target, truth: tiny_dflash(target, rank=4),
 }
 
 # How a token is drawn does not depend on the family, so the second one needs fewer ways of drawing.

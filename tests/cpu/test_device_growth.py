@@ -13,6 +13,7 @@ from draftwood.accept import accept
 from draftwood.device.ancestors import bitmask, lineage, visible
 from draftwood.device.growth import DeviceTree, Grower
 from draftwood.device.walk import compact, compaction, walk
+from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth, beam, grow
 from draftwood.tree import Lattice, Tree
 
@@ -33,7 +34,7 @@ def lattices(draw: st.DrawFn) -> Lattice:
 def grown(draft: Lattice, growth: Growth, limit: int = 99) -> DeviceTree:
     grower = Grower(growth, *draft.tokens.shape, CPU)
     root, deepest = torch.tensor([ROOT]), torch.tensor(limit)
-    return grower(torch.from_numpy(draft.tokens), torch.from_numpy(draft.logp), root, deepest)
+    return grower(Candidates(torch.from_numpy(draft.tokens), torch.from_numpy(draft.logp)), root, deepest)
 
 
 def check_same(found: DeviceTree, expected: Tree) -> None:

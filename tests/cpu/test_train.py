@@ -24,7 +24,7 @@ from draftwood import registry
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import Sight
-from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.markov import Markov, draft_of
 from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
@@ -179,14 +179,16 @@ def test_the_exported_drafter_drafts_what_the_module_predicts(double: Target, tr
     text, shown = TEXTS[4], 1
     taps = taps_by_transformers(double, text, drafter.tap_layers)
     found = drafts_of(model, course, text, taps, shown)
-    for place, lattice in enumerate(found[:8]):
+    for place, draft in enumerate(found[:8]):
         at = text.prompt + place
         state = drafter.open(64)
         drafter.extend(state, text.tokens[:at].tolist(), taps[:at])
         expected = drafter.draft([Request(state, int(text.tokens[at]), 5)])[0]
-        np.testing.assert_array_equal(lattice.tokens[:, :5], expected.tokens)
-        np.testing.assert_allclose(lattice.logp[:, :5], expected.logp, atol=1e-5)
-        assert not trimmed or set(expected.tokens.ravel().tolist()) <= set(kept.tolist())
+        np.testing.assert_array_equal(draft.lattice.tokens, expected.lattice.tokens)
+        np.testing.assert_allclose(draft.lattice.logp, expected.lattice.logp, atol=1e-5)
+        np.testing.assert_allclose(draft.pairs, expected.pairs, atol=1e-4)
+        assert np.abs(draft.pairs - draft.lattice.logp[1:, None]).max() > 0.1
+        assert not trimmed or set(expected.lattice.tokens.ravel().tolist()) <= set(kept.tolist())
 
 
 def noisy_model(course: Course) -> TrainableDFlash:
@@ -211,7 +213,9 @@ def drafts_of(model: TrainableDFlash, course: Course, text: Text, taps: Tensor, 
     size = course.recipe.block_size
     blocks = make_blocks([text], [anchors], [np.full(len(anchors), shown)], size, MASK, 4.0)
     hidden = forward(model, course.target, blocks.tokens, [taps], Layout.of(blocks, taps.device))
-    return [lattice_of(course.head.logits(h), 8, course.head.tokens) for h in hidden]
+    rows = torch.arange(VOCAB) if course.head.tokens is None else course.head.tokens
+    markov = Markov(*model.markov.tables(course.target.embed(rows), course.head.weight))
+    return [draft_of(course.head.logits(h), 8, course.head.tokens, markov) for h in hidden]
 
 
 def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:
@@ -645,7 +649,8 @@ def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest
         [p.relative_to(course.out).as_posix() for p in course.out.rglob("*") if p.is_file()],
         ignore_patterns=told[0]["ignore_patterns"],
     )
-    assert sorted(p for p in kept if not p.startswith("features/")) == ["config.json", "model.safetensors"]
+    kept = sorted(path for path in kept if not path.startswith("features/"))
+    assert kept == ["config.json", "markov/model.safetensors", "model.safetensors"]
     with pytest.raises(BadInput, match="401 Unauthorized"):
         push(course.out, "nobody/refused")
 

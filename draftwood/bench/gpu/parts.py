@@ -108,9 +108,9 @@ class Bench:
             for name, stage, floor in zip(("verify", "accept", "commit"), verbs, floors, strict=True):
                 yield timer.part(name, width, stage, floor)
             yield timer.part("verify, accept, commit", width, partial(stages.verify, width), sum(floors))
-        lattice = stages.propose()
+        draft = stages.propose()
         yield timer.part("draft", 0, stages.propose, self.seconds(self.drafter.work(context)))
-        yield timer.part("grow", 0, partial(stages.grow, *lattice), NAN)
+        yield timer.part("grow", 0, partial(stages.grow, draft), NAN)
         yield timer.part("draft, grow", 0, stages.draft, self.seconds(self.drafter.work(context)))
 
     def _floor(self, width: int, context: int) -> float:

@@ -1,0 +1,103 @@
+"""Which token follows which: a block drafter's marginals, corrected by the candidate before.
+
+A block is predicted in one pass, so no depth knows what the depth before will be taken for. A low-rank score of the two
+tokens says what that changes (DSpark's Markov head, arXiv 2607.05147; DFlash 2's candidate selector without its gate):
+
+    log p(b | a) = log q_d(b) + <A e_a, B e_b> / sqrt(r) - log Z_a
+
+with q_d the drafter's marginal at depth d, and e the target's own embedding and head rows, scaled to unit mean square.
+The weights lie in a folder inside the checkpoint's, where runtimes that know nothing of them do not look: those draft
+from the marginals.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwood.drafters.base import Candidates
+from draftwood.drafters.lattice import candidates
+from draftwood.errors import BadModel
+from draftwood.tree import Lattice
+from draftwood.trellis import Trellis
+
+if TYPE_CHECKING:
+    from draftwood.target import Target
+
+FILE = "markov/model.safetensors"
+BEFORE, AFTER = "before.weight", "after.weight"  # A and B, [r, hidden] each
+CANDIDATES = 32  # of each depth that are corrected; behind them marginals say next to nothing
+
+
+class Markov:
+    """The scores of all pairs of tokens that a drafter may propose."""
+
+    def __init__(self, before: Tensor, after: Tensor) -> None:
+        """Tables `[V, r]` with a row for each row of the drafter's head."""
+        self._before, self._after = before, after
+
+    @classmethod
+    def load(cls, folder: Path, name: str, rank: int, target: Target, ids: Tensor | None) -> Markov:
+        """For a head over the tokens `ids` `[V]`, or all. Raises BadModel if its file is missing or does not fit."""
+        weights = read(folder, name, rank, target.hidden_size)
+        everything = torch.arange(target.vocab_size, device=target.device) if ids is None else ids
+        a, b = (weight.to(target.device) for weight in weights)
+        before, after = tables(a, b, target.embed(everything), target.head_rows(everything)[0])
+        return cls(before.to(target.dtype), after.to(target.dtype))
+
+    def pairs(self, rows: Tensor, logp: Tensor) -> Tensor:
+        """`[D - 1, K, K]` float32: log p of each candidate, given each candidate of the depth before.
+
+        `rows` and `logp` `[D, K]` are head rows and marginals. What is no candidate keeps its share.
+        """
+        before, after = self._before[rows[:-1]].float(), self._after[rows[1:]].float()
+        scores = before @ after.mT + logp[1:, None]
+        rest = (1 - logp[1:].exp().sum(-1)).clamp_min(0)[:, None, None]
+        total: Tensor = scores - (scores.exp().sum(-1, keepdim=True) + rest).log()
+        return total
+
+
+def read(folder: Path, name: str, rank: int, hidden: int) -> tuple[Tensor, Tensor]:
+    """A and B in float32."""
+    path = folder / FILE
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise BadModel(f"The drafter {name} lacks {FILE}, of which its config.json speaks; fetch it again.") from None
+    except (OSError, SafetensorError) as error:
+        raise BadModel(f"{path} is damaged ({error}); fetch the checkpoint again.") from None
+    for key in (BEFORE, AFTER):
+        shape = list(tensors[key].shape) if key in tensors else None
+        if shape != [rank, hidden]:
+            found = "is missing" if shape is None else f"is {shape}"
+            raise BadModel(
+                f"In {path} the tensor {key} {found} instead of {[rank, hidden]}; fetch the checkpoint again."
+            )
+    return tensors[BEFORE].float(), tensors[AFTER].float()
+
+
+def tables(a: Tensor, b: Tensor, embedded: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """A e / sqrt(r) of `embedded` and B e of `head`, rows of `hidden` numbers each."""
+    before, after = (F.rms_norm(rows.to(a.dtype), rows.shape[-1:], eps=1e-6) for rows in (embedded, head))
+    return before @ a.T * len(a) ** -0.5, after @ b.T
+
+
+def propose(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Candidates:
+    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; with pairs at least `CANDIDATES` of them."""
+    if markov is None:
+        return Candidates(*candidates(logits, width, ids))
+    rows, logp = candidates(logits, max(width, CANDIDATES))
+    return Candidates(rows if ids is None else ids[rows], logp, markov.pairs(rows, logp))
+
+
+def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Lattice | Trellis:
+    """The same on the host."""
+    found = propose(logits, width, ids, markov)
+    lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
+    return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy())

@@ -1,0 +1,197 @@
+"""Trellises against their definition: rows, growth on the host and on a device, pairs scored by a Markov head."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from draftwood import registry
+from draftwood.device.growth import Grower
+from draftwood.drafters.base import Candidates, Request
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.markov import Markov, draft_of, tables
+from draftwood.errors import BadModel
+from draftwood.experts import LatticeExpert
+from draftwood.grow import Growth, beam, chain, grow
+from draftwood.pool import Pool, Weights
+from draftwood.tree import Lattice
+from draftwood.trellis import Trellis
+from tests.cpu.test_device_growth import CPU, LOGP, check_same
+from tests.cpu.test_grow import check_tree, paths
+from tests.reference import dflash_files, tiny_target
+
+ROOT = 7
+
+
+@st.composite
+def trellises(draw: st.DrawFn) -> Trellis:
+    depth, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+
+    def row() -> list[float]:
+        return draw(st.lists(LOGP, min_size=width, max_size=width))
+
+    logp = -np.sort(-np.array([row() for _ in range(depth)], np.float32), axis=1)  # NaN last
+    pairs = np.array([[row() for _ in range(width)] for _ in range(depth - 1)], np.float32)
+    tokens = np.arange(10, 10 + depth * width).reshape(depth, width)
+    return Trellis(Lattice(tokens, logp), pairs.reshape(depth - 1, width, width))
+
+
+def likely(logp: float) -> float:
+    return 0.0 if math.isnan(logp) else math.exp(min(logp, 0.0))
+
+
+def masses(draft: Trellis) -> dict[tuple[int, ...], float]:
+    """Every path of the draft as its tokens, with its mass, by definition."""
+    lattice, found = draft.lattice, {}
+    for length in range(1, 1 + len(draft)):
+        for ranks in itertools.product(range(lattice.tokens.shape[1]), repeat=length):
+            mass = likely(lattice.logp[0, ranks[0]])
+            for depth, (a, b) in enumerate(itertools.pairwise(ranks)):
+                mass *= likely(draft.pairs[depth, a, b])
+            found[tuple(lattice.tokens[range(length), ranks].tolist())] = mass
+    return found
+
+
+@given(trellises(), st.integers(0, 40))
+def test_the_likeliest_paths_are_grown(draft: Trellis, n_max: int) -> None:
+    tree, every = grow(draft, ROOT, n_max), masses(draft)
+    check_tree(tree)
+    best = sorted((mass for mass in every.values() if np.float32(mass) > 0), reverse=True)[:n_max]
+    np.testing.assert_allclose(tree.mass[1:], best, rtol=1e-5)
+    for path, mass in paths(tree).items():
+        assert mass == pytest.approx(every[path], rel=1e-5)
+
+
+@given(trellises())
+def test_a_chain_takes_the_best_child_of_each_node(draft: Trellis) -> None:
+    tokens = chain(draft, ROOT, 9).tokens.tolist()[1:]
+    every = masses(draft)
+    for length in range(len(tokens)):
+        siblings = {path: mass for path, mass in every.items() if path[:-1] == tuple(tokens[:length])}
+        assert every[tuple(tokens[: length + 1])] == max(siblings.values())
+
+
+def device_tree(draft: Trellis, growth: Growth, limit: int = 99):
+    parts = draft.lattice.tokens, draft.lattice.logp, draft.pairs
+    found = Grower(growth, *draft.lattice.tokens.shape, CPU, paired=True)
+    return found(Candidates(*map(torch.from_numpy, parts)), torch.tensor([ROOT]), torch.tensor(limit))
+
+
+@given(trellises(), st.integers(0, 40))
+@settings(max_examples=200)
+def test_a_device_grows_the_same_tree(draft: Trellis, n_max: int) -> None:
+    check_same(device_tree(draft, Growth(n_max)), grow(draft, ROOT, n_max))
+
+
+@given(trellises(), st.integers(1, 4), st.integers(1, 5))
+def test_a_device_grows_the_same_beam(draft: Trellis, width: int, depth: int) -> None:
+    found = device_tree(draft, Growth(width * depth, width, depth))
+    expected = beam(draft, ROOT, width, depth)
+    np.testing.assert_allclose(found.mass[1 : 1 + int(found.count)].numpy(), expected.mass[1:], rtol=1e-6)
+
+
+def test_behind_a_token_that_is_no_candidate_the_marginals_hold() -> None:
+    lattice = Lattice(np.array([[1, 2], [3, 4]]), np.log(np.array([[0.6, 0.3], [0.7, 0.2]], np.float32)))
+    draft = Trellis(lattice, np.log(np.array([[[0.1, 0.8], [0.5, 0.4]]], np.float32)))
+    assert draft.row(1, 1)[0] == [4, 3] and draft.row(1, 2)[0] == [3, 4]
+    assert draft.row(1, 99) == lattice.row(1, 99)
+    assert LatticeExpert(draft, 0).opinions((1, 1))[0].probs == pytest.approx({4: 0.8, 3: 0.1})
+    assert LatticeExpert(draft, 0).opinions((2, 4)) == ()
+
+
+def test_a_pool_corrects_each_row_behind_its_own_token() -> None:
+    """Alone and with exponents of 1 it says what the trellis says."""
+    lattice = Lattice(np.array([[1, 2], [3, 4]]), np.log(np.array([[0.6, 0.3], [0.7, 0.2]], np.float32)))
+    draft = Trellis(lattice, np.log(np.array([[[0.1, 0.8], [0.5, 0.4]]], np.float32)))
+    pool = Pool(ROOT, draft, None, [], Weights(), max_depth=2)
+    tree, expected = grow(pool, ROOT, 9), grow(draft, ROOT, 9)
+    assert paths(tree) == pytest.approx(paths(expected))
+
+
+# --- the Markov head -----------------------------------------------------------------------------------------
+
+
+def random_head(vocab: int, rank: int = 3, hidden: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.Generator().manual_seed(4)
+    a, b, e, h = (torch.randn(rows, hidden, generator=numbers) for rows in (rank, rank, vocab, vocab))
+    return tables(a, b, e, h)
+
+
+def test_pairs_are_the_softmax_of_corrected_logits() -> None:
+    """Where all tokens are candidates nothing is left out."""
+    before, after = random_head(20)
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(2))
+    draft = draft_of(logits, 20, None, Markov(before, after))
+    assert isinstance(draft, Trellis)
+    for depth, first in enumerate(draft.lattice.tokens[:-1]):
+        expected = (logits[depth + 1] + before[torch.from_numpy(first)] @ after.T).log_softmax(-1)
+        found = draft.pairs[depth]
+        at = torch.from_numpy(draft.lattice.tokens[depth + 1])
+        np.testing.assert_allclose(found, expected[:, at].numpy(), atol=1e-5)
+
+
+def test_what_is_no_candidate_keeps_its_share() -> None:
+    before, after = random_head(200)
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(2))
+    draft = draft_of(logits, 1, None, Markov(before, after))
+    assert isinstance(draft, Trellis) and draft.lattice.tokens.shape == (3, 32)
+    logp = logits.log_softmax(-1).double()
+    rows = torch.from_numpy(draft.lattice.tokens)
+    for depth in range(2):
+        kept = logp[depth + 1, rows[depth + 1]]
+        scores = (before[rows[depth]] @ after[rows[depth + 1]].T).double() + kept
+        rest = 1 - kept.exp().sum()
+        expected = scores - (scores.exp().sum(1, keepdim=True) + rest).log()
+        np.testing.assert_allclose(draft.pairs[depth], expected, atol=1e-5)
+
+
+def test_scores_know_nothing_of_the_length_of_an_embedding() -> None:
+    a, b, e, h = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for found, expected in zip(tables(a, b, 5 * e, 3 * h), tables(a, b, e, h), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:7"])
+@torch.inference_mode()
+def test_a_folder_with_a_head_drafts_a_trellis(policy: str, tmp_path: Path) -> None:
+    target = tiny_target()
+    dflash_files(target, tmp_path, rank=4)
+    drafter = DFlashDrafter.load(str(tmp_path), target)
+    state = drafter.open(8)
+    taps = torch.randn(5, 2 * target.hidden_size, dtype=target.dtype)
+    drafter.extend(state, [1, 2, 3, 4, 5], taps)
+    (draft,) = drafter.draft([Request(state, 9, registry.policy(policy).width)])
+    assert isinstance(draft, Trellis)
+    placed = drafter.place(32)
+    placed.extend(taps, torch.tensor(0))
+    found = placed.draft(torch.tensor([9]), torch.tensor(5), 1)
+    assert placed.paired == found.tokens.shape[1] == 32
+    np.testing.assert_array_equal(found.tokens, draft.lattice.tokens)
+    np.testing.assert_allclose(found.pairs, draft.pairs, atol=1e-5)
+
+
+def test_a_head_that_is_missing_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+    target = tiny_target()
+    dflash_files(target, tmp_path, rank=4)
+    path = tmp_path / "markov" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "after.weight": torch.zeros(4, 3)}, path)
+    with pytest.raises(BadModel, match=r"after.weight is \[4, 3\] instead of \[4, "):
+        DFlashDrafter.load(str(tmp_path), target)
+    save_file({"after.weight": tensors["after.weight"]}, path)
+    with pytest.raises(BadModel, match=r"before.weight is missing"):
+        DFlashDrafter.load(str(tmp_path), target)
+    path.write_bytes(b"no weights")
+    with pytest.raises(BadModel, match="damaged"):
+        DFlashDrafter.load(str(tmp_path), target)
+    path.unlink()
+    with pytest.raises(BadModel, match=r"lacks markov/model.safetensors, of which its config.json speaks"):
+        DFlashDrafter.load(str(tmp_path), target)
