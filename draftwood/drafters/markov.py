@@ -89,7 +89,7 @@ def tables(a: Tensor, b: Tensor, embedded: Tensor, head: Tensor) -> tuple[Tensor
 
 
 def propose(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Candidates:
-    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; with pairs at least `CANDIDATES` of them."""
+    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; where pairs are scored, `CANDIDATES`."""
     if markov is None:
         return Candidates(*candidates(logits, width, ids))
     rows, logp = candidates(logits, max(width, CANDIDATES))

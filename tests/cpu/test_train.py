@@ -39,8 +39,8 @@ from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import forward, held_out_tau, lattices, walk
 from draftwood.train.loop import Course, Progress, Watcher, add_gradients, plan_step, run_part, teacher_of, train
-from draftwood.train.loss import Head, Teacher, backpropagate
-from draftwood.train.model import TrainableDFlash
+from draftwood.train.loss import Before, Head, Teacher, backpropagate
+from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
 from draftwood.train.run import TrainOptions, prepare
 from draftwood.train.shards import Text
@@ -237,8 +237,10 @@ def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:
 # --- the loss -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("soft", [0.0, 0.4])
-def test_the_chunked_loss_is_the_plain_one(single: Target, soft: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("soft", "paired"), [(0.0, False), (0.4, False), (0.4, True)])
+def test_the_chunked_loss_is_the_plain_one(
+    single: Target, soft: float, paired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("draftwood.train.loss.CHUNK", 7)
     torch.manual_seed(0)
     kept = torch.arange(0, VOCAB, 2)
@@ -247,9 +249,18 @@ def test_the_chunked_loss_is_the_plain_one(single: Target, soft: float, monkeypa
     labels, weights = torch.randint(VOCAB, (6, 5)), torch.rand(6, 5)
     weights[0, 2:] = 0
     teacher = Teacher(torch.randint(VOCAB, (30, 3)), torch.rand(30, 3).softmax(-1))
-    outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft)
-    found, hidden.grad = hidden.grad, None
-    logp = (hidden @ single.head_rows(None)[0][kept].T).log_softmax(-1).flatten(0, 1)
+    markov, embedded = MarkovHead(32, 4), torch.randn(6, 5, 32)
+    before = Before(markov.tables, embedded, head) if paired else None
+    outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft, before)
+    learning = [hidden, *(markov.parameters() if paired else ())]
+    found = [parameter.grad for parameter in learning]
+    for parameter in learning:
+        parameter.grad = None
+    logits = hidden @ single.head_rows(None)[0][kept].T
+    if paired:  # the first position's token before is the root, which the block shows
+        one, other = markov.tables(embedded, head.weight)
+        logits = torch.cat([logits[:, :1], logits[:, 1:] + one[:, 1:] @ other.T], 1)
+    logp = logits.log_softmax(-1).flatten(0, 1)
     loss = torch.zeros(())
     for n, (label, weight) in enumerate(zip(labels.flatten().tolist(), weights.flatten(), strict=True)):
         hard = -logp[n, label // 2] if label % 2 == 0 else 0.0
@@ -260,7 +271,7 @@ def test_the_chunked_loss_is_the_plain_one(single: Target, soft: float, monkeypa
         loss = loss + weight * ((1 - soft) * hard + soft * softly)
     (0.5 * loss).backward()
     torch.testing.assert_close(outcome.loss, loss.detach())
-    torch.testing.assert_close(found, hidden.grad)
+    torch.testing.assert_close(found, [parameter.grad for parameter in learning])
     assert outcome.total.tolist() == [6, 6, 5, 5, 5]
     best = 2 * logp.argmax(-1).view(6, 5)
     assert outcome.right.tolist() == ((best == labels) & (weights > 0)).sum(0).tolist()
