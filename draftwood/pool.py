@@ -28,6 +28,7 @@ from draftwood.trellis import Trellis
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
 NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is learned
+LISTED = 16  # candidates of a row, the likeliest ones; what is behind them counts as a whole
 DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
 STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one would cut what tables say of the unlikely
 EVIDENCE = 4.0  # choices that a share's first guess counts for
@@ -93,23 +94,27 @@ class _Rows:
 
     def __init__(self, draft: Lattice | Trellis, exponents: Sequence[float]) -> None:
         self._draft, self._exponents = draft, exponents
+        self._apart = isinstance(draft, Trellis)  # whether rows depend on the token before
         self._rows: dict[tuple[int, int], _Row] = {}
 
     def at(self, depth: int, before: int) -> _Row | None:
         """Behind the token `before`; None below the lattice."""
         if depth >= len(self._exponents):
             return None
-        key = depth, before
-        if key not in self._rows:
-            self._rows[key] = self._raised(*self._draft.row(depth, before), self._exponents[depth])
-        return self._rows[key]
+        key = depth, before if self._apart else 0
+        row = self._rows.get(key)
+        if row is None:
+            tokens, logp = self._draft.row(depth, before)
+            row = self._rows[key] = _raised(tokens[:LISTED], logp[:LISTED], self._exponents[depth])
+        return row
 
-    def _raised(self, tokens: list[int], logp: list[float], exponent: float) -> _Row:
-        logp = [min(x, 0.0) if x > DEAD else DEAD for x in logp]  # NaN is dead
-        powers = [exp(exponent * x) if x > DEAD else 0.0 for x in logp]
-        rest = max(1 - sum(map(exp, logp)), 0.0)
-        rank = dict(zip(tokens, range(len(tokens)), strict=True))
-        return _Row(rank, powers, logp, max(sum(powers) + rest, 1e-30))
+
+def _raised(tokens: list[int], logp: list[float], exponent: float) -> _Row:
+    logp = [min(x, 0.0) if x > DEAD else DEAD for x in logp]  # NaN is dead
+    powers = [exp(exponent * x) if x > DEAD else 0.0 for x in logp]
+    rest = max(1 - sum(map(exp, logp)), 0.0)
+    rank = dict(zip(tokens, range(len(tokens)), strict=True))
+    return _Row(rank, powers, logp, max(sum(powers) + rest, 1e-30))
 
 
 @dataclass(frozen=True, slots=True)

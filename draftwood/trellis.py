@@ -27,7 +27,7 @@ class Trellis:
             f"{pairs.shape} are no pairs of a lattice {depth, width}"
         )
         self.lattice = lattice
-        self.pairs = pairs
+        self.pairs = np.minimum(pairs, 0.0)  # a sure candidate's can be rounded to just above 0
         self._rows: dict[Place, tuple[list[int], list[float]]] = {}
 
     def __len__(self) -> int:
@@ -36,16 +36,17 @@ class Trellis:
     def row(self, depth: int, before: int) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities behind the token `before`, falling."""
         place = depth, before
-        if place not in self._rows:
-            self._rows[place] = self._sorted(depth, before)
-        return self._rows[place]
+        row = self._rows.get(place)
+        if row is None:
+            row = self._rows[place] = self._sorted(depth, before)
+        return row
 
     def _sorted(self, depth: int, before: int) -> tuple[list[int], list[float]]:
         ranks = np.flatnonzero(self.lattice.tokens[depth - 1] == before)
         if not depth or not len(ranks):
             return self.lattice.row(depth, before)
         given = self.pairs[depth - 1, int(ranks[0])]
-        order = np.argsort(np.maximum(-given, 0.0), kind="stable")  # as costs, which the sure ones share
+        order = (-given).argsort(kind="stable")  # NaN last
         return self.lattice.tokens[depth, order].tolist(), given[order].tolist()
 
     def start(self) -> Place:

@@ -180,8 +180,11 @@ class DFlashDrafter(Placeable, Weighed, Carded):
 
     @classmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
-        config = parse_config(read_json(checkpoint_folder(argument) / "config.json"), argument)
-        return (config.block_parameters() + config.context_parameters()) * itemsize
+        folder = checkpoint_folder(argument)
+        config = parse_config(read_json(folder / "config.json"), argument)
+        head = len(read_draft_tokens(folder, config.vocab_size) or range(config.vocab_size))
+        tables = 2 * config.markov_rank * head
+        return (config.block_parameters() + config.context_parameters() + tables) * itemsize
 
     def work(self, context: int) -> Work:
         """One request's draft at `context` tokens, the target's head included; one new context feature."""
