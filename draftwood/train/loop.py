@@ -158,7 +158,7 @@ def descend(course: Course, trainee: Trainee, gradients: Gradients) -> Progress:
     began = time.perf_counter()
     rate = course.recipe.rate(trainee.step, course.steps)
     for group in trainee.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["pace"]
     trainee.optimizer.step()
     trainee.step += 1
     outcome = gradients.outcome

@@ -26,6 +26,7 @@ from draftwood.train.recipe import Recipe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MARKOV = "markov."  # what the names of its parameters begin with
+MARKOV_PACE = 5.0  # its learning rate over the layers': two matrices that see every pair learn fast (docs/log.md)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +40,14 @@ class Trainee:
 
     @classmethod
     def of(cls, model: Trainable, recipe: Recipe) -> Trainee:
-        decayed = [p for p in model.parameters() if p.ndim == 2]
-        others = [p for p in model.parameters() if p.ndim != 2]
-        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        pairs = [] if model.markov is None else list(model.markov.parameters())
+        layers = [p for p in model.parameters() if all(p is not pair for pair in pairs)]
+        decayed, others = ([p for p in layers if (p.ndim == 2) == matrix] for matrix in (True, False))
+        groups = [
+            {"params": decayed, "weight_decay": recipe.weight_decay, "pace": 1.0},
+            {"params": others, "weight_decay": 0.0, "pace": 1.0},
+            *([{"params": pairs, "weight_decay": 0.0, "pace": MARKOV_PACE}] if pairs else []),
+        ]
         return cls(model, torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95)))
 
 

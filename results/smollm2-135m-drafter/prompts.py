@@ -1,5 +1,5 @@
 # ruff: noqa: E501, SIM905 (tables are read better as they are)
-"""Prompts of our own for training a small chat drafter: forms x subjects, to the file named as the first argument.
+"""Prompts of our own for training a small chat drafter: forms x subjects, drawn with a seed: prompts.py FILE SEED.
 
 Written for this purpose; no public data set was copied. Measure drafters trained on them on other prompts.
 """
@@ -183,4 +183,5 @@ def prompts(seed: int) -> Iterator[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text("".join(json.dumps(prompt) + "\n" for prompt in islice(prompts(7), 3200)))
+    drawn = islice(prompts(int(sys.argv[2])), 3200)
+    Path(sys.argv[1]).write_text("".join(json.dumps(prompt) + "\n" for prompt in drawn))

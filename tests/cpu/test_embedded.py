@@ -203,3 +203,4 @@ def test_the_drafter_ships() -> None:
     layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
     assert len(layers) == config["num_hidden_layers"]
     assert "CodeAlpaca" in (EMBEDDED_DRAFTER / "README.md").read_text()
+    assert sum(path.stat().st_size for path in EMBEDDED_DRAFTER.rglob("*")) < 24e6
