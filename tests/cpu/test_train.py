@@ -38,7 +38,17 @@ from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import forward, held_out_tau, lattices, walk
-from draftwood.train.loop import Course, Progress, Watcher, add_gradients, plan_step, run_part, teacher_of, train
+from draftwood.train.loop import (
+    Course,
+    Progress,
+    Watcher,
+    add_gradients,
+    descend,
+    plan_step,
+    run_part,
+    teacher_of,
+    train,
+)
 from draftwood.train.loss import Before, Head, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.recipe import Recipe, drafter_config
@@ -46,7 +56,7 @@ from draftwood.train.run import TrainOptions, prepare
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, start
-from draftwood.train.state import Trainee, export, load_state, save_state, state_path
+from draftwood.train.state import MARKOV_PACE, Trainee, export, load_state, save_state, state_path
 from draftwood.train.stopping import stop_flag
 from tests.reference import VOCAB, plain_logits, tiny_target
 
@@ -388,6 +398,17 @@ def run_to_the_end(course: Course) -> Trainee:
     load_state(course.out, trainee, course.recipe, course.origin)
     assert train(course, trainee, Show(course.out, lambda done, text: None, lambda: False).watcher())
     return trainee
+
+
+def test_scores_of_pairs_have_a_rate_of_their_own(single: Target, tmp_path: Path) -> None:
+    """Adam's first step moves a weight by its rate."""
+    course = make_course(single, tmp_path)
+    trainee = make_trainee(course)
+    before = {name: parameter.detach().clone() for name, parameter in trainee.model.named_parameters()}
+    rate = descend(course, trainee, add_gradients(course, trainee)).rate
+    moved = {name: float((p - before[name]).abs().max()) for name, p in trainee.model.named_parameters()}
+    assert moved["fc.weight"] == pytest.approx(rate, rel=0.01)
+    assert moved["markov.after.weight"] == pytest.approx(MARKOV_PACE * rate, rel=0.01)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
