@@ -91,7 +91,7 @@ def test_the_tensors_are_those_of_the_format() -> None:
 
 def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    own = {"target_layer_ids", "mask_token_id", "objective", "thinking", "tau", "target_mark"}
+    own = {"target_layer_ids", "mask_token_id", "objective", "thinking", "tau", "target_mark", "markov_rank"}
     assert set(re.findall(r"`(?:dflash_config\.)?(\w+)`", page)) >= KEYS | OTHERWISE | OTHERWISE_OWN | own
     assert shipped()["dflash_config"].keys() <= own
 

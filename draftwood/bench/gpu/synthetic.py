@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwood.bench.gpu.rates import RANKS, Rates
 from draftwood.bench.gpu.shapes import Shape
-from draftwood.drafters.base import Placed
+from draftwood.drafters.base import Candidates, Placed
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import DFlashConfig, parse_config
 from draftwood.drafters.dflash_weights import Weights, build_weights
@@ -93,6 +93,8 @@ class ScriptedDrafter(DFlashDrafter):
 class Script:
     """The drafter's own buffers, with what it proposes read from the script."""
 
+    paired = 0
+
     def __init__(self, drafter: ScriptedDrafter, placed: Placed) -> None:
         self.max_depth = drafter.max_depth
         self._drafter, self._placed = drafter, placed
@@ -100,11 +102,11 @@ class Script:
     def extend(self, taps: Tensor, start: Tensor) -> None:
         self._placed.extend(taps, start)
 
-    def draft(self, root: Tensor, context: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def draft(self, root: Tensor, context: Tensor, width: int) -> Candidates:
         self._placed.draft(root, context, width)
         script = self._drafter
         at = (context - script.start).clamp(0, len(script.tokens) - 1)[None]  # a scalar index would wait for the device
-        return script.tokens[at][0, :, :width], script.logp[:, :width]
+        return Candidates(script.tokens[at][0, :, :width], script.logp[:, :width])
 
     def nbytes(self) -> int:
         return self._placed.nbytes()
