@@ -18,10 +18,6 @@ import numpy as np
 
 from draftwood.tree import Child, Conditional, Draft, Lattice, Tree, matched
 
-# A node of a conditional draft takes some 40 µs to grow. A decoder of 250 tokens/s writes 0.01 tokens meanwhile: nodes
-# of less mass bring less than they cost, whatever the policy thinks of them.
-FAINT = 0.01
-
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -53,7 +49,7 @@ class Growth:
 def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     """The best-first tree of at most `n_max` nodes below the token `root`, none of less mass than `faint`.
 
-    Of a conditional draft there is none of less than what its nodes are worth growing from either.
+    Of a conditional draft there is none of less than its own `faint` either.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """

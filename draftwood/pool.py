@@ -20,9 +20,8 @@ from operator import mul
 from typing import Any, TypeAlias
 
 from draftwood.experts import Expert, Opinion
-from draftwood.grow import FAINT
 from draftwood.successors import Successors
-from draftwood.tree import Child, Lattice
+from draftwood.tree import FAINT, Child, Lattice
 from draftwood.trellis import Trellis
 
 DEAD = -80.0  # log-probability below which tokens are all alike

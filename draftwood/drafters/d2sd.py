@@ -24,10 +24,9 @@ from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.options import parse
 from draftwood.drafters.worth import Trials
 from draftwood.errors import BadModel
-from draftwood.grow import FAINT
 from draftwood.latency import Work
 from draftwood.target import Target
-from draftwood.tree import Child, Draft, Floats, Lattice, Tree
+from draftwood.tree import FAINT, Child, Draft, Floats, Lattice, Tree
 
 NEVER, ALWAYS, DECIDED = 0, 1, 2
 

@@ -23,7 +23,7 @@ from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
 from draftwood.drafters.lattice import lattice_of
-from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose
+from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, read_pairs
 from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.packing import LEAST_ROWS, linear
@@ -58,7 +58,10 @@ class DFlashState:
 
 
 class DFlashDrafter(Placeable, Weighed, Carded):
-    """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block."""
+    """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block.
+
+    `pairs` are the matrices that score which candidate follows which (markov.py); None: depths are independent.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         name: str,
         depth: int | None = None,
         draft_tokens: list[int] | None = None,
-        markov: Markov | None = None,
+        pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
             raise BadInput(f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts.")
@@ -82,7 +85,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._trimmed = None if self._ids is None else linear(*target.head_rows(self._ids))
         self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
         self._layers = block_layers(config, weights, self._rotary)
-        self._markov = markov
+        self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -95,9 +98,9 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         check_fits(config, name_or_folder, target)
         weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
         kept = read_draft_tokens(folder, config.vocab_size)
-        ids, rank = None if kept is None else torch.tensor(kept, device=target.device), config.markov_rank
-        markov = Markov.load(folder, name_or_folder, rank, target, ids) if rank else None
-        return cls(config, weights, target, name_or_folder, depth, kept, markov)
+        rank = config.markov_rank
+        pairs = read_pairs(folder, name_or_folder, rank, config.hidden_size) if rank else None
+        return cls(config, weights, target, name_or_folder, depth, kept, pairs)
 
     @property
     def promised_tau(self) -> float | None:

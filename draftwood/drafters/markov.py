@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from draftwood.target import Target
 
 FILE = "markov/model.safetensors"
+PREFIX = "markov."  # of the parameters' names in training
 BEFORE, AFTER = "before.weight", "after.weight"  # A and B, [r, hidden] each
 CANDIDATES = 32  # of each depth that are corrected; behind them marginals say next to nothing
 
@@ -43,11 +44,10 @@ class Markov:
         self._before, self._after = before, after
 
     @classmethod
-    def load(cls, folder: Path, name: str, rank: int, target: Target, ids: Tensor | None) -> Markov:
-        """For a head over the tokens `ids` `[V]`, or all. Raises BadModel if its file is missing or does not fit."""
-        weights = read(folder, name, rank, target.hidden_size)
+    def of(cls, a: Tensor, b: Tensor, target: Target, ids: Tensor | None) -> Markov:
+        """Of A and B `[r, hidden]`, for a head over the tokens `ids` `[V]`, or all; in the target's dtype."""
         everything = torch.arange(target.vocab_size, device=target.device) if ids is None else ids
-        a, b = (weight.to(target.device) for weight in weights)
+        a, b = a.to(target.device), b.to(target.device)
         before, after = tables(a, b, target.embed(everything), target.head_rows(everything)[0])
         return cls(before.to(target.dtype), after.to(target.dtype))
 
@@ -63,8 +63,8 @@ class Markov:
         return total
 
 
-def read(folder: Path, name: str, rank: int, hidden: int) -> tuple[Tensor, Tensor]:
-    """A and B in float32."""
+def read_pairs(folder: Path, name: str, rank: int, hidden: int) -> tuple[Tensor, Tensor]:
+    """A and B in float32. Raises BadModel if their file is missing or does not fit."""
     path = folder / FILE
     try:
         tensors = load_file(path)

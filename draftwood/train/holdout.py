@@ -53,9 +53,7 @@ def lattices(
     blocks = make_blocks([text], [anchors], [prefixes], config.block_size, config.mask_token_id, 1.0, teacher_forced)
     hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device), autocast)
     rows = hidden[text.prompt - first :, shown - 1 :]
-    everything = torch.arange(target.vocab_size, device=target.device) if head.tokens is None else head.tokens
-    scores = None if model.markov is None else model.markov.tables(target.embed(everything), head.weight)
-    markov = None if scores is None else Markov(*scores)
+    markov = None if model.markov is None else Markov.of(*model.markov.matrices, target, head.tokens)
     return [draft_of(head.logits(row), width, head.tokens, markov) for row in rows]
 
 

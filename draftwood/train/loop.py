@@ -204,7 +204,7 @@ def before_of(course: Course, markov: MarkovHead, blocks: Blocks) -> Before:
     """What the text's own token before each predicted one changes."""
     known = np.concatenate([blocks.tokens[:, :1], blocks.labels[:, :-1]], 1)
     embedded = course.target.embed(torch.from_numpy(known).to(course.target.device)).detach()
-    return Before(markov.tables, embedded, course.head)
+    return Before(markov, embedded, course.head)
 
 
 def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.target import Target
+from draftwood.train.model import MarkovHead
 
 CHUNK = 512  # predicted tokens whose logits exist at once
 
@@ -67,19 +67,13 @@ class Outcome:
         return Outcome(self.loss + other.loss, self.right + other.right, self.total + other.total)
 
 
-class Tables(Protocol):
-    """Of embeddings `[N, hidden]` and head rows `[V, hidden]` tables `[N, r]` and `[V, r]`: products score pairs."""
-
-    def __call__(self, embedded: Tensor, head: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 class Before:
     """What the tokens before change: scores that are added to logits, and their gradient."""
 
-    def __init__(self, tables: Tables, embedded: Tensor, head: Head) -> None:
+    def __init__(self, markov: MarkovHead, embedded: Tensor, head: Head) -> None:
         """`embedded` `[M, B - 1, hidden]` of the token before each predicted one. A block's first knows it already."""
         later = (torch.arange(embedded.shape[1], device=embedded.device) > 0).expand(embedded.shape[:2]).flatten()
-        before, after = tables(embedded.flatten(0, 1), head.weight)
+        before, after = markov.tables(embedded.flatten(0, 1), head.weight)
         self._made = before * later[:, None], after
         self._leaves = [made.detach().requires_grad_() for made in self._made]
 

@@ -94,7 +94,12 @@ class MarkovHead(nn.Module):
 
     def tables(self, embedded: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """`[N, r]` and `[V, r]` of embeddings and head rows `[…, hidden]`; scores are their products."""
-        return tables(self.before.weight, self.after.weight, embedded, head)
+        return tables(*self.matrices, embedded, head)
+
+    @property
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """A and B, `[r, hidden]` each."""
+        return self.before.weight, self.after.weight
 
 
 class TrainableDFlash(nn.Module):

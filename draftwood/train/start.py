@@ -110,8 +110,8 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
     model = TrainableDFlash(found)
     tensors = {k: v.float() for k, v in read_tensors(folder).items() if not k.endswith("inv_freq")}
     if found.markov_rank:
-        before, after = markov.read(folder, name, found.markov_rank, found.hidden_size)
-        tensors |= {f"markov.{markov.BEFORE}": before, f"markov.{markov.AFTER}": after}
+        before, after = markov.read_pairs(folder, name, found.markov_rank, found.hidden_size)
+        tensors |= {markov.PREFIX + markov.BEFORE: before, markov.PREFIX + markov.AFTER: after}
     missing = set(model.state_dict()) - set(tensors)
     if missing:
         raise BadModel(f"--init {name} lacks the tensor {sorted(missing)[0]}; fetch it again.")

@@ -25,8 +25,7 @@ from draftwood.train.model import TrainableDFlash
 from draftwood.train.recipe import Recipe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MARKOV = "markov."  # what the names of its parameters begin with
-MARKOV_PACE = 5.0  # its learning rate over the layers': two matrices that see every pair learn fast (docs/log.md)
+MARKOV_PACE = 5.0  # learning rate of scores of pairs over the layers': they are two small matrices (docs/log.md)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,12 +113,13 @@ def export(
 ) -> None:
     """The drafter's folder: config.json with the measured tau, bf16 weights, and the list of a trimmed head."""
     everything = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
-    ours = {name.removeprefix(MARKOV): tensor for name, tensor in everything.items() if name.startswith(MARKOV)}
-    tensors = {name: tensor for name, tensor in everything.items() if not name.startswith(MARKOV)}
+    ours = {name for name in everything if name.startswith(markov.PREFIX)}
+    pairs = {name.removeprefix(markov.PREFIX): everything[name] for name in ours}
+    tensors = {name: tensor for name, tensor in everything.items() if name not in ours}
     write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
-    if ours:
+    if pairs:
         (out / markov.FILE).parent.mkdir(exist_ok=True)
-        write_tensors(out / markov.FILE, ours, {"format": "pt"})
+        write_tensors(out / markov.FILE, pairs, {"format": "pt"})
     else:
         (out / markov.FILE).unlink(missing_ok=True)
     if draft_tokens is not None:

@@ -17,10 +17,10 @@ from draftwood.drafters.d2sd import D2SDDrafter, Options
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.experts import LatticeExpert, TreeExpert
-from draftwood.grow import FAINT, beam, chain, grow
+from draftwood.grow import beam, chain, grow
 from draftwood.pool import FLOOR, STEP, Pool, Weights
 from draftwood.successors import Successors
-from draftwood.tree import Lattice, Tree, chain_tree
+from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from tests.reference import Branching, Noisy, lattice, tiny_dflash, tiny_target
 
 V, D, K = 12, 4, 5

@@ -223,8 +223,7 @@ def drafts_of(model: TrainableDFlash, course: Course, text: Text, taps: Tensor, 
     size = course.recipe.block_size
     blocks = make_blocks([text], [anchors], [np.full(len(anchors), shown)], size, MASK, 4.0)
     hidden = forward(model, course.target, blocks.tokens, [taps], Layout.of(blocks, taps.device))
-    rows = torch.arange(VOCAB) if course.head.tokens is None else course.head.tokens
-    markov = Markov(*model.markov.tables(course.target.embed(rows), course.head.weight))
+    markov = Markov.of(*model.markov.matrices, course.target, course.head.tokens)
     return [draft_of(course.head.logits(h), 8, course.head.tokens, markov) for h in hidden]
 
 
@@ -260,7 +259,7 @@ def test_the_chunked_loss_is_the_plain_one(
     weights[0, 2:] = 0
     teacher = Teacher(torch.randint(VOCAB, (30, 3)), torch.rand(30, 3).softmax(-1))
     markov, embedded = MarkovHead(32, 4), torch.randn(6, 5, 32)
-    before = Before(markov.tables, embedded, head) if paired else None
+    before = Before(markov, embedded, head) if paired else None
     outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft, before)
     learning = [hidden, *(markov.parameters() if paired else ())]
     found = [parameter.grad for parameter in learning]
