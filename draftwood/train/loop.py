@@ -140,7 +140,7 @@ def add_gradients(course: Course, trainee: Trainee) -> Gradients:
     parts = list(plan_step(course, trainee.step))
     device = course.target.device
     weight = course.fleet.sum(torch.tensor(float(sum(p[1].weights.sum() for p in parts)), device=device))
-    trainee.optimizer.zero_grad(set_to_none=True)
+    trainee.model.zero_grad(set_to_none=True)
     outcome = _nothing(course)
     for part in parts:
         outcome = outcome + run_part(course, trainee, part, 1 / float(weight))
@@ -157,9 +157,7 @@ def descend(course: Course, trainee: Trainee, gradients: Gradients) -> Progress:
     """Take the step whose gradients lie in the drafter."""
     began = time.perf_counter()
     rate = course.recipe.rate(trainee.step, course.steps)
-    for group in trainee.optimizer.param_groups:
-        group["lr"] = rate * group["pace"]
-    trainee.optimizer.step()
+    trainee.optimizers.step(rate)
     trainee.step += 1
     outcome = gradients.outcome
     accuracy = (outcome.right / outcome.total.clamp_min(1)).tolist()

@@ -15,6 +15,7 @@ from draftwood.drafters.dflash_config import ARCHITECTURE
 from draftwood.errors import BadInput, nearest
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
+from draftwood.train.optimizers import OPTIMIZERS
 from draftwood.train.shards import Text
 
 FREE = ("lr", "save_minutes", "eval_every", "cache_gb")  # what a resumed run may change
@@ -38,6 +39,7 @@ class Recipe:
     micro_batch: int | None = None  # texts of one forward; None: all of a step's
     anchors: int = 64  # blocks of a text, drawn anew in every epoch
     max_length: int = 3072
+    optimizer: str = "adamw"
     lr: float = 6e-4
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
@@ -59,6 +61,11 @@ class Recipe:
             )
         for name, value in OBJECTIVES[self.objective].fixed.items():
             object.__setattr__(self, name, value)  # the kind of drafter leaves no choice
+        if self.optimizer not in OPTIMIZERS:
+            raise BadInput(
+                f"--optimizer is {self.optimizer!r}; expected {' or '.join(OPTIMIZERS)}."
+                f"{nearest(self.optimizer, OPTIMIZERS)}"
+            )
         if self.head_tokens not in ("auto", "all") and not (self.head_tokens.isdigit() and int(self.head_tokens)):
             raise BadInput(f"--head-tokens is {self.head_tokens!r}; expected auto, all or a number of tokens.")
         for name, least in (

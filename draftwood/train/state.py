@@ -1,6 +1,6 @@
 """A run on disk: its exact state in one file, and the drafter in z-lab's format for everybody else.
 
-The state is weights and both moments in float32 and the step; anchors, order and learning rate are functions
+The state is weights and their moments in float32 and the step; anchors, order and learning rate are functions
 of the step. Nothing is pickled. It is written atomically, so a kill at any moment leaves a whole one.
 """
 
@@ -22,18 +22,16 @@ from draftwood.errors import BadInput
 from draftwood.train.eagle3 import Trainable
 from draftwood.train.files import write_tensors, write_text
 from draftwood.train.model import TrainableDFlash
+from draftwood.train.optimizers import MOMENTS, Optimizers
 from draftwood.train.recipe import Recipe
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-MARKOV_PACE = 5.0  # learning rate of scores of pairs over the layers': they are two small matrices (docs/log.md)
 
 
 @dataclass(slots=True, eq=False)
 class Trainee:
-    """What training changes: the drafter, its optimizer, the steps done and the best tau so far."""
+    """What training changes: the drafter, its optimizers, the steps done and the best tau so far."""
 
     model: Trainable
-    optimizer: torch.optim.AdamW
+    optimizers: Optimizers
     step: int = 0
     best: float = 0.0
 
@@ -41,13 +39,7 @@ class Trainee:
     def of(cls, model: Trainable, recipe: Recipe) -> Trainee:
         pairs = [] if model.markov is None else list(model.markov.parameters())
         layers = [p for p in model.parameters() if all(p is not pair for pair in pairs)]
-        decayed, others = ([p for p in layers if (p.ndim == 2) == matrix] for matrix in (True, False))
-        groups = [
-            {"params": decayed, "weight_decay": recipe.weight_decay, "pace": 1.0},
-            {"params": others, "weight_decay": 0.0, "pace": 1.0},
-            *([{"params": pairs, "weight_decay": 0.0, "pace": MARKOV_PACE}] if pairs else []),
-        ]
-        return cls(model, torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95)))
+        return cls(model, Optimizers(recipe.optimizer, layers, pairs, recipe.weight_decay))
 
 
 def state_path(out: Path) -> Path:
@@ -58,8 +50,7 @@ def save_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str,
     """Write `training/state.safetensors`, atomically; `origin` holds marks of what else the run depends on."""
     tensors = dict(trainee.model.state_dict())
     for name, parameter in trainee.model.named_parameters():
-        moments = trainee.optimizer.state.get(parameter, {})
-        tensors |= {f"{moment}.{name}": moments[moment] for moment in MOMENTS if moment in moments}
+        tensors |= {f"{moment}.{name}": value for moment, value in trainee.optimizers.moments(parameter).items()}
     metadata = {
         "step": str(trainee.step),
         "best": repr(trainee.best),
@@ -103,9 +94,9 @@ def _restore(trainee: Trainee, tensors: dict[str, Tensor], step: int) -> None:
     model.load_state_dict({name: tensors[name] for name in model.state_dict()})
     trainee.step = step
     for name, parameter in model.named_parameters():
-        if f"exp_avg.{name}" in tensors:
-            moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
-            trainee.optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+        moments = {moment: tensors[key] for moment in MOMENTS if (key := f"{moment}.{name}") in tensors}
+        if moments:
+            trainee.optimizers.restore(parameter, moments, step)
 
 
 def export(

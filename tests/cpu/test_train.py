@@ -51,12 +51,13 @@ from draftwood.train.loop import (
 )
 from draftwood.train.loss import Before, Head, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
+from draftwood.train.optimizers import MARKOV_PACE, MOMENTS, OPTIMIZERS
 from draftwood.train.recipe import Recipe, drafter_config
 from draftwood.train.run import TrainOptions, prepare
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, start
-from draftwood.train.state import MARKOV_PACE, Trainee, export, load_state, save_state, state_path
+from draftwood.train.state import Trainee, export, load_state, save_state, state_path
 from draftwood.train.stopping import stop_flag
 from tests.reference import VOCAB, plain_logits, tiny_target
 
@@ -399,20 +400,39 @@ def run_to_the_end(course: Course) -> Trainee:
     return trainee
 
 
-def test_scores_of_pairs_have_a_rate_of_their_own(single: Target, tmp_path: Path) -> None:
-    """Adam's first step moves a weight by its rate."""
-    course = make_course(single, tmp_path)
+def first_step(single: Target, out: Path, optimizer: str) -> tuple[float, dict[str, Tensor]]:
+    """The rate of a run's first step, and how it moved each parameter."""
+    course = make_course(single, out, replace(RECIPE, optimizer=optimizer))
     trainee = make_trainee(course)
     before = {name: parameter.detach().clone() for name, parameter in trainee.model.named_parameters()}
     rate = descend(course, trainee, add_gradients(course, trainee)).rate
-    moved = {name: float((p - before[name]).abs().max()) for name, p in trainee.model.named_parameters()}
-    assert moved["fc.weight"] == pytest.approx(rate, rel=0.01)
-    assert moved["markov.after.weight"] == pytest.approx(MARKOV_PACE * rate, rel=0.01)
+    return rate, {name: p.detach() - before[name] for name, p in trainee.model.named_parameters()}
 
 
+def test_scores_of_pairs_have_a_rate_of_their_own(single: Target, tmp_path: Path) -> None:
+    """Adam's first step moves a weight by its rate."""
+    rate, moved = first_step(single, tmp_path, "adamw")
+    assert float(moved["fc.weight"].abs().max()) == pytest.approx(rate, rel=0.01)
+    assert float(moved["markov.after.weight"].abs().max()) == pytest.approx(MARKOV_PACE * rate, rel=0.01)
+
+
+def test_muon_moves_matrices_in_all_directions_alike(single: Target, tmp_path: Path) -> None:
+    """Newton and Schulz's five iterations bring singular values to 0.5 … 1.5; AdamW moves them as if there were one."""
+    spread = {}
+    for optimizer in OPTIMIZERS:
+        rate, moved = first_step(single, tmp_path / optimizer, optimizer)
+        values = torch.linalg.svdvals(moved["fc.weight"])
+        spread[optimizer] = float(values[0] / values[len(values) // 2])
+        assert float(moved["norm.weight"].abs().max()) == pytest.approx(rate, rel=0.01)  # a vector, AdamW's
+    assert spread["muon"] < 3 < spread["adamw"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_killed_run_that_is_resumed_is_the_same_run(single: Target, tmp_path: Path, objective: str) -> None:
-    recipe = replace(RECIPE, objective=objective, save_minutes=0.0, soft=0.3)
+def test_a_killed_run_that_is_resumed_is_the_same_run(
+    single: Target, tmp_path: Path, objective: str, optimizer: str
+) -> None:
+    recipe = replace(RECIPE, objective=objective, optimizer=optimizer, save_minutes=0.0, soft=0.3)
     whole = run_to_the_end(make_course(single, tmp_path / "whole", recipe))
     for step, moment in ((3, "after a step"), (5, "while saving")):
         course = make_course(single, tmp_path / "parts", recipe)
@@ -423,7 +443,8 @@ def test_a_killed_run_that_is_resumed_is_the_same_run(single: Target, tmp_path: 
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     states = [load_file(state_path(tmp_path / run)) for run in ("whole", "parts")]
-    assert len(states[0]) == 3 * len(whole.model.state_dict()) and states[0].keys() == states[1].keys()
+    remembered = {key.partition(".")[2] for key in states[0] if key.startswith(MOMENTS)}
+    assert remembered == whole.model.state_dict().keys() and states[0].keys() == states[1].keys()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     logs = [[x["loss"] for x in read_log(tmp_path / run) if "loss" in x] for run in ("whole", "parts")]
     assert len(logs[0]) == 8 and logs[0] == logs[1]
