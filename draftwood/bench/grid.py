@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.environment import environment
+from draftwood.bench.grid_table import FIXED, OURS, Cell, Place, read_cells, write_table
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, unwritable
-from draftwood.bench.stats import PLAIN, Totals, bootstrap, jsonable, speedup
+from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
 from draftwood.bench.worse import Worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from draftwood.drafters.base import Drafter
     from draftwood.llm import LLM
 
-OURS = "bastion"
-FIXED = ("ddtree:2", "ddtree:4", "ddtree:8", "ddtree:16")
 TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
-LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
 WARM_TOKENS = 24
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
 
@@ -57,49 +54,6 @@ class GridOptions:
     def __post_init__(self) -> None:
         if min(self.limit, self.cells or 1) < 1 or self.max_new_tokens < 2:
             raise BadInput("--limit and --cells must be 1 or more, --max-new-tokens 2 or more.")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which cell."""
-
-    dataset: str
-    temperature: float
-    drafter: str
-    context: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}, T {self.temperature:g}, {self.drafter}, {self.context}"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
-
-    place: Place
-    tokens_per_s: dict[str, float]  # of a budget that was left out: of the first prompts
-    of_plain: float
-    of_plain_interval: tuple[float, float] | None
-    best_fixed: str
-    of_fixed: float
-    of_fixed_interval: tuple[float, float] | None
-    drafted: float  # share of bastion's rounds
-    seconds: float
-    widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
-
-    @property
-    def holds(self) -> bool:
-        return self.of_plain >= LEAST_OF_PLAIN and self.of_fixed >= LEAST_OF_FIXED
-
-    def to_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = jsonable(asdict(self))
-        return fields
-
-    @classmethod
-    def of_json(cls, data: dict[str, Any]) -> Cell:
-        widths = {int(width): count for width, count in data.pop("widths").items()}
-        return cls(Place(**data.pop("place")), widths=widths, **data)
 
 
 def places(datasets: Sequence[str], full: bool) -> list[Place]:
@@ -272,7 +226,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         try:
             with (options.out / "grid.jsonl").open("a") as file:
                 file.write(json.dumps(cell.to_json()) + "\n")
-            write_table(options, done)
+            write_table(options.out, done)
         except OSError as error:
             raise unwritable(options.out, error) from None
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
@@ -283,42 +237,3 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
 def fits(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> bool:
     longest = max(len(llm.encode(p.turns[0])) for p in prompts)
     return max(longest, place.context) + options.max_new_tokens <= llm.target.context_limit
-
-
-def read_cells(path: Path) -> list[Cell]:
-    try:
-        return [Cell.of_json(json.loads(line)) for line in path.read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} does not hold cells of this version ({error}); name another --out.") from None
-
-
-def write_table(options: GridOptions, cells: Sequence[Cell]) -> None:
-    facts = {"cells": [c.to_json() for c in cells], "environment": environment(), "holds": sum(c.holds for c in cells)}
-    (options.out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    (options.out / "README.md").write_text("\n".join(table(cells)) + "\n")
-
-
-def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown, the worst first."""
-    yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
-    yield ""
-    yield (
-        f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
-        f"{', '.join(FIXED)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts."
-    )
-    yield ""
-    yield "| data set | T | drafter | context | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for c in sorted(cells, key=lambda c: min(c.of_plain / LEAST_OF_PLAIN, c.of_fixed / LEAST_OF_FIXED)):
-        p = c.place
-        yield (
-            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.tokens_per_s[PLAIN]:.1f} "
-            f"| {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
-            f"| {interval(c.of_fixed, c.of_fixed_interval)} | {c.drafted:.0%} | {'yes' if c.holds else '**no**'} |"
-        )
-
-
-def interval(value: float, bounds: Sequence[float] | None) -> str:
-    return f"{value:.3f}" + (f" [{bounds[0]:.2f}–{bounds[1]:.2f}]" if bounds else "")

@@ -1,7 +1,7 @@
 """What turns gradients into steps: AdamW, or for matrices Muon.
 
-Muon (Jordan et al. 2024) makes the step of a matrix orthogonal; brought to the size of AdamW's steps (Liu et al.,
-arXiv 2502.16982) it takes the same learning rate.
+Muon (Jordan et al. 2024; PyTorch has it) makes the step of a matrix orthogonal. Brought to the size of AdamW's steps
+(Liu et al. 2025) it takes the same learning rate.
 """
 
 from __future__ import annotations

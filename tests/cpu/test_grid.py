@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 
 from draftwood.bench import grid
-from draftwood.bench.grid import FIXED, OURS, Cell, GridOptions, Place, lengthened, places, run_grid, summarize, table
+from draftwood.bench.grid import GridOptions, lengthened, places, run_grid, summarize
+from draftwood.bench.grid_table import FIXED, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse
 from draftwood.drafters.base import Request
@@ -99,7 +100,17 @@ def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
     assert cell.holds is holds and cell.best_fixed == FIXED[1]
     assert cell.of_plain == pytest.approx(plain) and cell.of_fixed == pytest.approx(fixed)
     assert Cell.of_json(json.loads(json.dumps(cell.to_json()))).place == cell.place
-    assert ("**no**" in "\n".join(table([cell]))) is not holds
+    assert ("**no**" in "\n".join(page([cell]))) is not holds
+
+
+def test_the_page_sums_up_drafters_and_methods() -> None:
+    good, random = (Place("s", 0.0, drafter, 128) for drafter in ("good", "random"))
+    cells = [summarize(good, totals(2.0, 1.0, 1.0), [], 1.0, 0), summarize(random, totals(0.9, 1.0, 3.0), [], 1.0, 0)]
+    assert list(by_drafter(cells))[2:] == [
+        "| good | 1 | 2.000, 2.000, 2.000 | 0 | 1.000, 1.000, 1.000 | 0 | 1 |",
+        "| random | 1 | 0.900, 0.900, 0.900 | 1 | 3.000, 3.000, 3.000 | 0 | 0 |",
+    ]
+    assert f"| {FIXED[1]} | 1.150, 1.150, 0.300 | 1 |" in list(by_method(cells))
 
 
 def test_budgets_that_will_not_be_the_best_are_left_out() -> None:

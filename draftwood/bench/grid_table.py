@@ -1,0 +1,137 @@
+"""What `draftwood bench grid` found: its cells on disk, and the tables that sum them up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwood.bench.environment import environment
+from draftwood.bench.stats import PLAIN, jsonable
+from draftwood.errors import BadInput
+
+OURS = "bastion"
+FIXED = ("ddtree:2", "ddtree:4", "ddtree:8", "ddtree:16")
+LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which cell."""
+
+    dataset: str
+    temperature: float
+    drafter: str
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}, T {self.temperature:g}, {self.drafter}, {self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
+
+    place: Place
+    tokens_per_s: dict[str, float]  # of a budget that was left out: of the first prompts
+    of_plain: float
+    of_plain_interval: tuple[float, float] | None
+    best_fixed: str
+    of_fixed: float
+    of_fixed_interval: tuple[float, float] | None
+    drafted: float  # share of bastion's rounds
+    seconds: float
+    widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
+
+    @property
+    def holds(self) -> bool:
+        return self.of_plain >= LEAST_OF_PLAIN and self.of_fixed >= LEAST_OF_FIXED
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = jsonable(asdict(self))
+        return fields
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> Cell:
+        widths = {int(width): count for width, count in data.pop("widths").items()}
+        return cls(Place(**data.pop("place")), widths=widths, **data)
+
+
+def read_cells(path: Path) -> list[Cell]:
+    try:
+        return [Cell.of_json(json.loads(line)) for line in path.read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} does not hold cells of this version ({error}); name another --out.") from None
+
+
+def write_table(out: Path, cells: Sequence[Cell]) -> None:
+    """grid.json and README.md."""
+    facts = {"cells": [c.to_json() for c in cells], "environment": environment(), "holds": sum(c.holds for c in cells)}
+    (out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    (out / "README.md").write_text("\n".join(page(cells)) + "\n")
+
+
+def page(cells: Sequence[Cell]) -> Iterator[str]:
+    """All of it in Markdown."""
+    yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
+    yield ""
+    yield (
+        f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
+        f"{', '.join(FIXED)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts."
+    )
+    for part in (by_drafter, by_method, every_cell):
+        yield ""
+        yield from part(cells)
+
+
+def by_drafter(cells: Sequence[Cell]) -> Iterator[str]:
+    """`bastion` with drafters of each kind."""
+    yield (
+        f"| drafter | cells | × plain: mean, median, worst | below {LEAST_OF_PLAIN} "
+        f"| × best fixed: mean, median, worst | below {LEAST_OF_FIXED} | hold |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for drafter in dict.fromkeys(c.place.drafter for c in cells):
+        own = [c for c in cells if c.place.drafter == drafter]
+        plain, fixed = [c.of_plain for c in own], [c.of_fixed for c in own]
+        yield (
+            f"| {drafter} | {len(own)} | {spread(plain)} | {sum(x < LEAST_OF_PLAIN for x in plain)} "
+            f"| {spread(fixed)} | {sum(x < LEAST_OF_FIXED for x in fixed)} | {sum(c.holds for c in own)} |"
+        )
+
+
+def by_method(cells: Sequence[Cell]) -> Iterator[str]:
+    """What each method alone comes to. A budget that was left out of a cell counts by its first prompts."""
+    yield f"| in all cells | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
+    yield "|---|---|---|"
+    for method in (OURS, *FIXED):
+        over = [c.tokens_per_s[method] / c.tokens_per_s[PLAIN] for c in cells]
+        yield f"| {method} | {spread(over)} | {sum(x < LEAST_OF_PLAIN for x in over)} |"
+
+
+def every_cell(cells: Sequence[Cell]) -> Iterator[str]:
+    """The worst first."""
+    yield "| data set | T | drafter | context | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for c in sorted(cells, key=lambda c: min(c.of_plain / LEAST_OF_PLAIN, c.of_fixed / LEAST_OF_FIXED)):
+        p = c.place
+        yield (
+            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.tokens_per_s[PLAIN]:.1f} "
+            f"| {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
+            f"| {interval(c.of_fixed, c.of_fixed_interval)} | {c.drafted:.0%} | {'yes' if c.holds else '**no**'} |"
+        )
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.3f}, {np.median(values):.3f}, {min(values):.3f}"
+
+
+def interval(value: float, bounds: Sequence[float] | None) -> str:
+    return f"{value:.3f}" + (f" [{bounds[0]:.2f}–{bounds[1]:.2f}]" if bounds else "")
