@@ -34,6 +34,7 @@ from draftwood.train.recipe import Recipe
 from draftwood.train.shards import Text
 from draftwood.train.state import Trainee, save_state, state_path
 
+ALIKE = 0.98  # of the best held-out tau: so few texts tell no less apart, and longer training is likelier to be better
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
 
 
@@ -235,7 +236,7 @@ def _save(course: Course, trainee: Trainee) -> None:
 
 
 def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
-    """Tau on held-out texts; the drafter is exported whenever it is the best so far, or if nothing is held out."""
+    """Tau on held-out texts; the drafter is exported unless an earlier one was better, or if nothing is held out."""
     if not course.fleet.leads:
         return
     objective = OBJECTIVES[course.recipe.objective]
@@ -250,8 +251,8 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
         objective.teacher_forced,
     )
     watcher.tau(trainee.step, tau)
-    score = next(iter(tau.values()), math.inf)
-    if score >= trainee.best:
-        trainee.best = score if tau else 0.0
-        promised = trainee.best if tau and objective.shown == 1 else None  # of a first drafter
+    score = next(iter(tau.values()), 0.0)
+    if score >= ALIKE * trainee.best:
+        promised = score if tau and objective.shown == 1 else None  # of a first drafter
         course.export(trainee.model, promised)
+    trainee.best = max(trainee.best, score)

@@ -29,7 +29,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data, features, shards
+from draftwood.train import attention, data, features, loop, shards
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
@@ -525,6 +525,16 @@ def test_the_target_stays_outside_of_autocast(single: Target, tmp_path: Path) ->
     run_to_the_end(course)
     assert torch.equal(course.features(0).taps, fresh)
     assert all("dflash" in line["tau"] for line in read_log(tmp_path) if "tau" in line)
+
+
+def test_the_latest_drafter_is_exported_unless_an_earlier_one_was_clearly_better(
+    single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, exported = iter([2.0, 1.97, 1.95, 2.1, 2.0]), list[float]()
+    monkeypatch.setattr(loop, "held_out_tau", lambda *_: {"dflash": next(measured)})
+    monkeypatch.setattr(Course, "export", lambda _course, _model, tau: exported.append(tau))
+    run_to_the_end(make_course(single, tmp_path, replace(RECIPE, steps=5, eval_every=1)))
+    assert exported == [2.0, 1.97, 2.1]
 
 
 def test_micro_batches_add_up(single: Target, tmp_path: Path) -> None:
