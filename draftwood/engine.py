@@ -13,7 +13,7 @@ from draftwood.acceptance import AcceptanceModel, temperature_bucket
 from draftwood.batch import Batch, Keep, Step
 from draftwood.device.rounds import Device, DeviceRounds
 from draftwood.drafters.base import Drafter, Learner
-from draftwood.errors import BadInput, nearest
+from draftwood.errors import BadInput, check_one_of
 from draftwood.latency import LatencyModel, Work
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Policy
@@ -60,10 +60,7 @@ class Engine:
         self._acceptance: dict[tuple[str, float], AcceptanceModel] = {}
         self._latencies = {1: latency}
         self._asked, self.device = backend, Device(target, drafter)
-        if backend not in BACKENDS:
-            raise BadInput(
-                f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}.{nearest(backend, BACKENDS)}"
-            )
+        check_one_of("backend", backend, BACKENDS)
         if backend == "device" and (reason := self.device.declines(policy, None)):
             raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
         self.tap()

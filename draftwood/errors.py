@@ -30,3 +30,10 @@ def nearest(found: str, valid: Iterable[str]) -> str:
     """`"ddtre"` -> `" Did you mean 'ddtree'?"`; the empty string if nothing is near."""
     close = difflib.get_close_matches(found, list(valid), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def check_one_of(what: str, found: str, valid: Iterable[str]) -> None:
+    """Raise BadInput if the value `found` of the setting or flag `what` is none of the valid ones."""
+    names = list(valid)
+    if found not in names:
+        raise BadInput(f"{what} is {found!r}; expected one of {', '.join(names)}.{nearest(found, names)}")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from draftwood import attention, lean
 from draftwood.cache import KVCache, Row, stored
-from draftwood.errors import BadInput, BadModel, nearest
+from draftwood.errors import BadInput, BadModel, check_one_of
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
 from draftwood.packing import PackedLinear
@@ -217,8 +217,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 def check_path(asked: str) -> None:
     """Raise BadInput for a path that does not exist."""
-    if asked not in PATHS:
-        raise BadInput(f"target_path is {asked!r}; expected one of {', '.join(PATHS)}.{nearest(asked, PATHS)}")
+    check_one_of("target_path", asked, PATHS)
 
 
 def choose_path(model: PreTrainedModel, name: str, asked: str, pack: bool, invariant: bool) -> Path:

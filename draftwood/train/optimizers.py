@@ -41,6 +41,7 @@ class Optimizers:
         self._each = [OPTIMIZERS[name]({"params": matrices, "weight_decay": weight_decay, "pace": 1.0})]
         self._each += [adamw({"params": vectors, "pace": 1.0})]
         self._each += [adamw({"params": list(pairs), "pace": MARKOV_PACE})] if pairs else []
+        self._of = {p: each for each in self._each for group in each.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
         """One step of every parameter that has a gradient."""
@@ -51,17 +52,10 @@ class Optimizers:
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """What is remembered of a parameter's gradients; nothing before its first step."""
-        state = self._of(parameter).state.get(parameter, {})
+        state = self._of[parameter].state.get(parameter, {})
         return {name: state[name] for name in MOMENTS if name in state}
 
     def restore(self, parameter: nn.Parameter, moments: Mapping[str, Tensor], step: int) -> None:
         """Go on with `moments` of a run that has done `step` steps."""
         mine = {name: moment.to(parameter.device) for name, moment in moments.items()}
-        self._of(parameter).state[parameter] = {"step": torch.tensor(float(step)), **mine}
-
-    def _of(self, parameter: nn.Parameter) -> Optimizer:
-        return next(
-            optimizer
-            for optimizer in self._each
-            if any(parameter is own for group in optimizer.param_groups for own in group["params"])
-        )
+        self._of[parameter].state[parameter] = {"step": torch.tensor(float(step)), **mine}

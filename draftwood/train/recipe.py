@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftwood.drafters import mark
 from draftwood.drafters.dflash_config import ARCHITECTURE
-from draftwood.errors import BadInput, nearest
+from draftwood.errors import BadInput, check_one_of
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.optimizers import OPTIMIZERS
@@ -39,7 +39,7 @@ class Recipe:
     micro_batch: int | None = None  # texts of one forward; None: all of a step's
     anchors: int = 64  # blocks of a text, drawn anew in every epoch
     max_length: int = 3072
-    optimizer: str = "adamw"
+    optimizer: str = "adamw"  # or muon, of the layers' matrices
     lr: float = 6e-4
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
@@ -54,18 +54,10 @@ class Recipe:
     cache_gb: float | None = None  # of target features on disk; None: half of what is free, at most 20
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise BadInput(
-                f"--objective is {self.objective!r}; expected one of {', '.join(OBJECTIVES)}."
-                f"{nearest(self.objective, OBJECTIVES)}"
-            )
+        check_one_of("--objective", self.objective, OBJECTIVES)
+        check_one_of("--optimizer", self.optimizer, OPTIMIZERS)
         for name, value in OBJECTIVES[self.objective].fixed.items():
             object.__setattr__(self, name, value)  # the kind of drafter leaves no choice
-        if self.optimizer not in OPTIMIZERS:
-            raise BadInput(
-                f"--optimizer is {self.optimizer!r}; expected {' or '.join(OPTIMIZERS)}."
-                f"{nearest(self.optimizer, OPTIMIZERS)}"
-            )
         if self.head_tokens not in ("auto", "all") and not (self.head_tokens.isdigit() and int(self.head_tokens)):
             raise BadInput(f"--head-tokens is {self.head_tokens!r}; expected auto, all or a number of tokens.")
         for name, least in (

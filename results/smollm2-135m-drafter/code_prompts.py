@@ -11,10 +11,10 @@ import prompts
 
 
 def main(out: Path) -> None:
-    prompts.TASKS = Path(__file__).with_name("code_tasks.txt").read_text().splitlines()
+    tasks = Path(__file__).with_name("code_tasks.txt").read_text().splitlines()
     rng, texts = random.Random(3), dict[str, None]()
     while len(texts) < 700:
-        texts[prompts.code(rng)] = None
+        texts[prompts.code(rng, tasks)] = None
     lines = (json.dumps({"id": f"g/{i}", "dataset": "forms_code", "turns": [text]}) for i, text in enumerate(texts))
     out.write_text("\n".join(lines) + "\n")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -162,9 +162,9 @@ def chat(rng: random.Random) -> str:
     return form.format(*rng.sample(TOPICS, form.count("{}")))
 
 
-def code(rng: random.Random) -> str:
+def code(rng: random.Random, tasks: Sequence[str] = TASKS) -> str:
     """A programming task: in words, or as a signature with its docstring."""
-    name, args, what, given, result = rng.choice(TASKS).split("|")
+    name, args, what, given, result = rng.choice(tasks).split("|")
     facts = {"name": name, "args": args, "what": what, "What": what.capitalize(), "given": given, "result": result}
     if rng.random() < 0.45:
         return SOLVE.format(rng.choice(STUBS).format(**facts))
