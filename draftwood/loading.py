@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 
-from draftwood.errors import BadInput, BadModel, nearest
+from draftwood.errors import BadInput, BadModel, check_one_of
 from draftwood.memory import load_need, part_of, require
 from draftwood.parallel import ALONE, Group
 from draftwood.precision import choose_dtype
@@ -70,8 +70,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedToke
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return choose_dtype(device).dtype
-    if dtype not in DTYPES:
-        raise BadInput(f"dtype is {dtype!r}; expected one of auto, {', '.join(DTYPES)}.{nearest(dtype, DTYPES)}")
+    check_one_of("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
 
 

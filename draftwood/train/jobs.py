@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.bench.prompts import Prompt, load_prompts
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, check_one_of
 
 SELF = "self"
 THINKING = ("default", "on", "off")
@@ -59,8 +59,7 @@ def rendered(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> st
             "The target has no chat template, so there is no user's turn to answer; name an instruction-tuned "
             "target, or give --raw to have prompts continued as they stand."
         )
-    if thinking not in THINKING:
-        raise BadInput(f"--thinking is {thinking!r}; expected one of {', '.join(THINKING)}.")
+    check_one_of("--thinking", thinking, THINKING)
     if thinking != "default" and "enable_thinking" not in str(template):
         raise BadInput(f"--thinking {thinking}: the target's chat template has no such switch; leave it out.")
     switch: dict[str, Any] = {} if thinking == "default" else {"enable_thinking": thinking == "on"}
