@@ -29,7 +29,7 @@ class Growth:
     spine: bool = False  # with the whole chain, however faint: what is recorded for others to grow from
 
     def __call__(self, draft: Draft, root: int, faint: float = 0.0) -> Tree:
-        """The tree below the token `root`; nodes of less mass than `faint` need not be grown."""
+        """The tree below the token `root`; nodes of less mass than `faint` need not be grown, as in `grow`."""
         if self.per_depth is None:
             tree = grow(draft, root, self.n_max, faint)
             return joined(tree, chain(draft, root, self.n_max)) if self.spine else tree
@@ -49,7 +49,8 @@ class Growth:
 def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     """The best-first tree of at most `n_max` nodes below the token `root`, none of less mass than `faint`.
 
-    Of a conditional draft there is none of less than its own `faint` either.
+    Of a conditional draft there is none of less than its own `faint` either, nor a child of a node of less than twice
+    the odds of the one asked for: few reach it, and what a draft says of a node's children takes longer than the heap.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
@@ -218,10 +219,11 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -
     """Best first: the heap holds the next child of every node taken so far that has one."""
     least = max(faint, draft.faint)
     nodes, most = _Nodes(draft, root), -log(least) if least else inf
+    barren = log((1 + faint) / (2 * faint)) if faint else inf  # cost at twice the odds of `faint`
     heap: list[tuple[float, int, int, int, int]] = []
     queues: list[Iterator[Child]] = []
     for newest in range(n_max):
-        queues.append(draft.children(nodes.places[newest]))
+        queues.append(draft.children(nodes.places[newest]) if nodes.costs[newest] <= barren else iter(()))
         for parent in {newest, nodes.parents[newest]} - {-1}:
             child = next(queues[parent], None)
             if child is not None:

@@ -20,7 +20,7 @@ from draftwood.tree import Floats
 
 @dataclass(frozen=True, slots=True)
 class Bastion(Joint):
-    """The smallest n with the largest (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n)).
+    """The smallest n whose (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n)) is within `slack` of the largest.
 
     In a batch the requests' nodes stand in one line by mass, and n is how many of it are verified.
     """
@@ -30,6 +30,7 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
+    slack: float = 0.02  # of the best rate: the largest of many estimates owes that to luck as a rule
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
     margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
     apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
@@ -75,10 +76,11 @@ class Bastion(Joint):
         # paper's factor T_AR makes a speedup of this; being constant it does not move the maximum.
         size = len(mass)
         rate = expected(mass) / costs.round_s()[: 1 + size]
-        if not self.widths:
-            return int(np.argmax(rate))
-        nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
-        return int(nodes[np.argmax(rate[nodes])])
+        if self.widths:
+            nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
+        else:
+            nodes = np.arange(1 + size)
+        return int(nodes[np.argmax(rate[nodes] >= (1 - self.slack) * rate[nodes].max())])
 
     def together(
         self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -68,6 +68,20 @@ def test_the_likeliest_paths_are_grown(draft: Trellis, n_max: int) -> None:
     np.testing.assert_allclose(tree.mass[1:], best, rtol=1e-5)
     for path, mass in paths(tree).items():
         assert mass == pytest.approx(every[path], rel=1e-5)
+
+
+@given(trellises(), st.integers(0, 40), st.floats(0.001, 1.0))
+def test_faint_nodes_and_children_of_nearly_faint_ones_are_not_grown(draft: Trellis, n_max: int, faint: float) -> None:
+    fertile = 2 * faint / (1 + faint)  # twice the odds
+    whole = paths(grow(draft, ROOT, 10**6))
+    assume(not any(math.isclose(mass, edge, rel_tol=1e-5) for mass in whole.values() for edge in (faint, fertile)))
+    kept: dict[tuple[int, ...], float] = {}
+    for path, mass in sorted(whole.items(), key=lambda item: len(item[0])):
+        if mass >= faint and (len(path) == 1 or kept.get(path[:-1], 0.0) >= fertile):
+            kept[path] = mass
+    found = paths(grow(draft, ROOT, n_max, faint))
+    assert found.items() <= kept.items()
+    assert sorted(found.values(), reverse=True) == sorted(kept.values(), reverse=True)[:n_max]
 
 
 @given(trellises())
