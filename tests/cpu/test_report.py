@@ -25,9 +25,11 @@ MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
 PARTS = {"draft": 0.004, "verify": 0.02, "observe": 0.001}
 
 
-class Flat:
+class Rising:
+    """A node costs a twentieth of a step, so that trees are of few sizes."""
+
     def costs(self, n_max: int, context: int) -> Costs:
-        return Costs(1.0, 0.2, np.zeros(1 + n_max), np.ones(1 + n_max))
+        return Costs(1.0, 0.2, np.zeros(1 + n_max), 1 + 0.05 * np.arange(1 + n_max))
 
 
 def a_record(prompt: str, dataset: str, rng: np.random.Generator, length: int = 60) -> Answer:
@@ -48,7 +50,7 @@ def a_record(prompt: str, dataset: str, rng: np.random.Generator, length: int = 
 
 
 def ran(record: Answer, spec: str, seconds: float) -> Answer:
-    rounds = replay(policy(spec), scripts([record]), Flat()).rounds
+    rounds = replay(policy(spec), scripts([record]), Rising()).rounds
     timed = [Round(**{**{n: getattr(r, n) for n in Round.__slots__}, "seconds": PARTS}) for r in rounds]
     return Answer(record.prompt, record.dataset, spec, 0.0, 5, record.tokens, 0.1, seconds, timed)
 
