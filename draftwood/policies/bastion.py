@@ -22,7 +22,7 @@ from draftwood.tree import Floats
 class Bastion(Joint):
     """The smallest n whose (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n)) is within `slack` of the largest.
 
-    In a batch the requests' nodes stand in one line by mass, and n is how many of it are verified.
+    In a batch the requests' nodes stand in one line by mass, and n, the best there, is how many of it are verified.
     """
 
     calibrated: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    slack: float = 0.02  # of the best rate: the largest of many estimates owes that to luck as a rule
+    slack: float = 0.02  # of the best rate, of a request alone: the largest of many estimates owes that to luck
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
     margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
     apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck

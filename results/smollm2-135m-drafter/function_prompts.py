@@ -295,7 +295,7 @@ def prompts(task: Task) -> Iterator[str]:
 
 def main(out: Path) -> None:
     rng = random.Random(11)
-    texts = [prompt for task in list(tasks(rng)) for prompt in prompts(task)]
+    texts = [prompt for task in tasks(rng) for prompt in prompts(task)]
     rng.shuffle(texts)
     lines = (json.dumps({"id": f"h/{i}", "dataset": "forms_code", "turns": [text]}) for i, text in enumerate(texts))
     out.write_text("\n".join(lines) + "\n")
