@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -33,6 +35,7 @@ class Row:
         self.values: list[Tensor | None] = [None] * layers
         self.capacity, self.exact = capacity, exact
         self.length = 0
+        self._addresses: NDArray[np.int64] | None = None
 
     @classmethod
     def over(cls, kv: Tensor) -> Row:
@@ -59,6 +62,13 @@ class Row:
             self.keys[layer], self.values[layer] = kept, kept_values
         return kept, kept_values
 
+    def addresses(self, like: Tensor) -> NDArray[np.int64]:
+        """`[layers, 2]`: where the keys and values of each layer begin; those to be written are like this one."""
+        if self._addresses is None:
+            made = [self.layer(layer, like, like) for layer in range(len(self.keys))]
+            self._addresses = np.array([[keys.data_ptr(), values.data_ptr()] for keys, values in made])
+        return self._addresses
+
     def _made(self, like: Tensor, ones: int) -> Tensor:
         dtype = stored(like.dtype, self.exact)
         return like.new_empty(like.shape[0], self.capacity, like.shape[-1] + ones, dtype=dtype)
@@ -71,7 +81,7 @@ class Row:
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:
         """Move to tensors of this capacity, which holds all committed slots or more."""
-        self.capacity, kept = capacity, min(capacity, self.capacity)
+        self.capacity, kept, self._addresses = capacity, min(capacity, self.capacity), None
         for states, has_ones in ((self.keys, False), (self.values, self.exact)):
             for layer, old in enumerate(states):
                 if old is not None:

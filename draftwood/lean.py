@@ -167,9 +167,8 @@ class Lean:
         into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
         cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
         rows = [cache.rows[part.row] for part in plan.segments]
-        parts = Parts(
-            plan.segments, [row.capacity for row in rows], lambda i, like: [row.layer(i, like, like) for row in rows]
-        )
+        like = x.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
+        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
         x = native.run(self._layers, x, cos, sin, parts, self.windows, self.model.model.norm.weight, into)
         tapped = taps[:size].flatten(1) if self._taps else None
         if plan.wanted is not None:

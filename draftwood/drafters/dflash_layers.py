@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.decoder import norm
@@ -59,12 +60,19 @@ class NativeLayers:
         parts = Parts(
             segments,
             [state.kv.shape[3] for state in states],
-            lambda layer, like: [(state.kv[layer, 0], state.kv[layer, 1]) for state in states],
+            [_addresses(state.kv) for state in states],
             lambda layer: not self._sights[layer].causal,
         )
         windows = [sight.window for sight in self._sights]
         cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
         return self._native.run(self._weights.layers, x, cos, sin, parts, windows, self._weights.norm, {})
+
+
+def _addresses(kv: Tensor) -> NDArray[np.int64]:
+    """`[layers, 2]`: where the keys and values of each layer of `kv` [layers, 2, G, S, D] begin."""
+    layers, kinds = np.ogrid[: len(kv), :2]
+    found: NDArray[np.int64] = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
+    return found
 
 
 class TorchLayers:

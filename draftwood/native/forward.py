@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.decoder import Layer, Shape
@@ -90,7 +91,7 @@ class Native:
         """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into their slots."""
         shape, functions = self.shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
-        where = parts.at(index, qkv.new_empty(shape.kv_heads, 0, shape.head_dim))
+        where = parts.at(index)
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
         turn = (_at(layer.qk_norm), _at(cos), _at(sin))
         functions.rotate_store(_at(qkv), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads())
@@ -101,10 +102,6 @@ class Native:
         return seen.flatten(1)
 
 
-# Of a layer, and a tensor [G, 0, D] for one that has no slots yet: keys and values [G, slots, D] of each part.
-Slots = Callable[[int, Tensor], Sequence[tuple[Tensor, Tensor]]]
-
-
 class Parts:
     """Segments as the operators read them: `Part` in ops.c, a row for each."""
 
@@ -112,11 +109,12 @@ class Parts:
         self,
         segments: Sequence[Segment],
         capacities: Sequence[int],
-        slots: Slots,
+        addresses: Sequence[NDArray[np.int64]],
         whole: Callable[[int], bool] = lambda layer: False,
     ) -> None:
-        """`capacities` count the slots of each. In layers that are `whole` all tokens of a segment see each other."""
-        self._slots, self._whole = slots, whole
+        """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
+        begin. In layers that are `whole` all tokens of a segment see each other."""
+        self._addresses, self._whole = np.stack(addresses, 1), whole
         self.longest = max(part.context + part.size for part in segments)
         self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
         masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
@@ -128,12 +126,11 @@ class Parts:
             np.int64,
         )
 
-    def at(self, layer: int, like: Tensor) -> tuple[c_void_p, c_int64]:
-        """The table with the slots of one layer, whose keys and values are `like` this `[G, 0, D]`; its length."""
-        slots = self._slots(layer, like)
-        self._table[:, :2] = [(keys.data_ptr(), values.data_ptr()) for keys, values in slots]
+    def at(self, layer: int) -> tuple[c_void_p, c_int64]:
+        """The table with the slots of one layer, and its length."""
+        self._table[:, :2] = self._addresses[layer]
         self._table[:, -1] = self._whole(layer)
-        return c_void_p(self._table.ctypes.data), c_int64(len(slots))
+        return c_void_p(self._table.ctypes.data), c_int64(len(self._table))
 
 
 def _at(tensor: Tensor | None) -> c_void_p:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from draftwood.train.writing import SELF_TOKENS, Limits, Writing
 UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
-CPU_ROWS, GPU_ROWS = 64, 256
+GPU_ROWS = 256
+CPU_ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # as many as take at most this share of the memory
+ROOMY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,6 @@ def open_writing(
     options: DistillOptions, target: Target, jobs: Jobs, shards: Shards, stop_ids: frozenset[int]
 ) -> Writing:
     """Rows for as many texts as are asked for. Raises BadInput if their cache does not fit in memory."""
-    size = options.rows or (CPU_ROWS if target.device.type == "cpu" else GPU_ROWS)
     longest = max(len(ids) for _, ids in jobs.prompts) + (SELF_TOKENS if jobs.template else 0) + options.max_new_tokens
     longest += len(jobs.template.after) if jobs.template else 0
     if longest > target.context_limit:
@@ -170,12 +172,7 @@ def open_writing(
             f"The longest prompt with its answer may have {longest} tokens, but {target.name} has a context window "
             f"of {target.context_limit}; lower --max-new-tokens or leave long prompts out."
         )
-    needed, have = size * longest * target.kv_bytes_per_token(), memory_bytes()
-    if target.device.type == "cpu" and have is not None and needed > 0.7 * have:
-        raise BadInput(
-            f"{size} texts of up to {longest} tokens need {needed / GIGABYTE:.3g} GB for their cache and this machine "
-            f"has {have / GIGABYTE:.3g} GB; lower --rows or --max-new-tokens."
-        )
+    size = at_once(options.rows, longest, target)
     begun = deque(shards.unfinished())
     known = shards.done | {job.number for job in begun}
     left = (job for job in jobs if job.number not in known)
@@ -186,6 +183,20 @@ def open_writing(
         return shards.tokens + under_way < options.tokens
 
     return Writing(rows, size, left, limits, jobs.template, admit, begun)
+
+
+def at_once(asked: int | None, longest: int, target: Target) -> int:
+    """How many texts of up to `longest` tokens to write together. Raises BadInput if they do not fit in memory."""
+    if target.device.type != "cpu":
+        return asked or GPU_ROWS
+    row, have = longest * target.kv_bytes_per_token(), memory_bytes() or inf
+    size = asked or next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1)
+    if size * row > 0.7 * have:
+        raise BadInput(
+            f"{size} texts of up to {longest} tokens need {size * row / GIGABYTE:.3g} GB for their cache and this "
+            f"machine has {have / GIGABYTE:.3g} GB; lower --rows or --max-new-tokens."
+        )
+    return size
 
 
 def claim(options: DistillOptions, target: Identity) -> Manifest:

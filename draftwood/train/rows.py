@@ -2,7 +2,8 @@
 
 Keys and values lie in pages of 64 slots that belong to one text each. One product takes the scores of all
 pages, one their values, and a text's pages meet in its softmax: the cache is read once, without padding and
-without a loop over texts. Targets that the lean path declines go through their own modules, text by text.
+without a loop over texts. Compiled operators do that without pages, and targets that the lean path declines go through
+their own modules, text by text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.lean import Lean
+from draftwood.native.forward import Native
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree, root_only
 
@@ -44,11 +46,13 @@ class Rows(Protocol):
 def open_rows(target: Target, rows: int, capacity: int) -> Rows:
     """Room for `rows` texts of at most `capacity` tokens, in the fastest way that the target allows."""
     target.tap(())
-    return PagedRows(target, rows, capacity) if isinstance(target.path, Lean) else PlainRows(target, rows, capacity)
+    path = target.path
+    paged = isinstance(path, Lean) and not isinstance(path.native, Native)
+    return PagedRows(target, rows, capacity) if paged else PlainRows(target, rows, capacity)
 
 
 class PlainRows:
-    """Any target: one flattened forward, attention text by text."""
+    """Any target: one flattened forward, attention text by text. With compiled operators the fastest way."""
 
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         self._target, self._cache = target, target.new_cache(capacity, rows)

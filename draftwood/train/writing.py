@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from draftwood.train.shards import Text
 LOOK_EVERY = 16  # tokens between two looks for a loop
 LOOP = 64  # tokens that must repeat themselves
 PERIOD = 16  # longest period of a loop
+FEW = 8  # rows of logits that are drawn from at once on a CPU: more would leave its caches between two passes
 TOGETHER = 16  # this share of the rows is free before prompts are read: one alone reads the weights for few tokens
 
 
@@ -160,15 +162,17 @@ def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
     tokens = top_k(logits, 1)[1][:, 0]
     hot = [i for i, row in enumerate(rows) if row.temperature > 0]
-    if hot:
-        heat = torch.tensor([rows[i].temperature for i in hot], device=logits.device)[:, None]
-        mass = (logits[hot].float() / heat).softmax(-1).cumsum(-1)
-        u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in hot]
+    few = FEW if logits.device.type == "cpu" else len(rows)
+    for some in (hot[i : i + few] for i in range(0, len(hot), few)):
+        heat = torch.tensor([rows[i].temperature for i in some], device=logits.device)[:, None]
+        mass = (logits[some].float() / heat).softmax(-1).cumsum(-1)
+        u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in some]
         quantile = torch.tensor(u, device=logits.device)[:, None] * mass[:, -1:]
-        tokens[hot] = torch.searchsorted(mass, quantile, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+        tokens[some] = torch.searchsorted(mass, quantile, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
     return tokens.tolist()
 
 
+@lru_cache(maxsize=1024)  # asked for at every token of a text
 def hash_of(seed: int, job: int) -> int:
     """A seed of its own for each job."""
     return int(np.random.SeedSequence([seed, job]).generate_state(1, np.uint64)[0] >> 1)

@@ -257,6 +257,17 @@ def test_other_flags_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> 
         run_distill(options(folder, tmp_path / "z", prompts, rows=10**9))
 
 
+def test_fewer_texts_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    text = 100 * target.kv_bytes_per_token()
+    for texts, asked, expected in [(10**6, None, 128), (400, None, 64), (400, 256, 256), (2, None, 1)]:
+        monkeypatch.setattr(distill_module, "memory_bytes", lambda have=texts * text: have)
+        assert distill_module.at_once(asked, 100, target) == expected
+    monkeypatch.setattr(distill_module, "memory_bytes", lambda: text)
+    with pytest.raises(BadInput, match="1 texts of up to 100 tokens"):
+        distill_module.at_once(None, 100, target)
+
+
 def test_doubles_are_left_out(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     for job in range(3):

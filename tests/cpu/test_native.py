@@ -17,6 +17,7 @@ from draftwood.native.build import Built, build, operators
 from draftwood.native.candidates import takes
 from draftwood.native.forward import Native
 from draftwood.target import Target
+from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.tree import Tree, chain_tree
 from tests.attention_cases import Case, make_case, random_tree
 from tests.reference import tiny_target
@@ -53,6 +54,24 @@ def test_they_are_as_close_to_the_truth_as_pytorchs(family: str, prompt: int, mo
     assert isinstance(torchs.path.native, str)
     errors = [float((logits_of(target, tree, prompt) - truth).abs().mean()) for target in (native, torchs)]
     assert errors[0] <= 1.25 * errors[1]
+
+
+def next_of_three(target: Target, kind: type) -> torch.Tensor:
+    """Logits of three texts written together, behind their prompts and two tokens later."""
+    rows = open_rows(target, 3, 90)
+    assert type(rows) is kind
+    prompts = [TEXT[:80], TEXT[:3], TEXT[:30]]
+    found = [rows.prefill([1, 2, 0], prompts), *(rows.step([0, 1, 2], [token, 5, 9]) for token in (7, 8))]
+    return torch.cat(found).double()
+
+
+@compiled
+def test_texts_that_are_written_together_need_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = next_of_three(lean("qwen3_sliding"), PagedRows)
+    native = next_of_three(lean("qwen3_sliding", dtype=torch.bfloat16), PlainRows)
+    monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
+    torchs = next_of_three(lean("qwen3_sliding", dtype=torch.bfloat16), PagedRows)
+    assert (native - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
 
 
 def attend(cases: list[Case], threads: int, built: Built | None = None, whole: bool = False) -> list[torch.Tensor]:
