@@ -1,6 +1,7 @@
 """785 prompts for small Python functions with examples that hold, written to the file named first.
 
-What to compute is put together from parts, and the examples come from running it.
+What to compute is put together from parts, and the examples come from running it: others for another seed, the second
+argument.
 """
 
 from __future__ import annotations
@@ -293,8 +294,8 @@ def prompts(task: Task) -> Iterator[str]:
     yield f"Write a function to {low}."
 
 
-def main(out: Path) -> None:
-    rng = random.Random(11)
+def main(out: Path, seed: int = 11) -> None:
+    rng = random.Random(seed)
     texts = [prompt for task in tasks(rng) for prompt in prompts(task)]
     rng.shuffle(texts)
     lines = (json.dumps({"id": f"h/{i}", "dataset": "forms_code", "turns": [text]}) for i, text in enumerate(texts))
@@ -302,4 +303,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
