@@ -33,6 +33,7 @@ SHARD_S = 120.0  # a kill loses at most this much
 GPU_ROWS = 256
 CPU_ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # as many as take at most this share of the memory
 ROOMY = 0.25
+SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def open_writing(
             f"The longest prompt with its answer may have {longest} tokens, but {target.name} has a context window "
             f"of {target.context_limit}; lower --max-new-tokens or leave long prompts out."
         )
-    size = at_once(options.rows, longest, target)
+    size = at_once(options, longest, target)
     begun = deque(shards.unfinished())
     known = shards.done | {job.number for job in begun}
     left = (job for job in jobs if job.number not in known)
@@ -185,12 +186,13 @@ def open_writing(
     return Writing(rows, size, left, limits, jobs.template, admit, begun)
 
 
-def at_once(asked: int | None, longest: int, target: Target) -> int:
+def at_once(options: DistillOptions, longest: int, target: Target) -> int:
     """How many texts of up to `longest` tokens to write together. Raises BadInput if they do not fit in memory."""
+    most = max(int(SURPLUS * options.tokens / options.max_new_tokens), 1)
     if target.device.type != "cpu":
-        return asked or GPU_ROWS
+        return options.rows or min(GPU_ROWS, most)
     row, have = longest * target.kv_bytes_per_token(), memory_bytes() or inf
-    size = asked or next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1)
+    size = options.rows or min(next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1), most)
     if size * row > 0.7 * have:
         raise BadInput(
             f"{size} texts of up to {longest} tokens need {size * row / GIGABYTE:.3g} GB for their cache and this "

@@ -257,15 +257,21 @@ def test_other_flags_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> 
         run_distill(options(folder, tmp_path / "z", prompts, rows=10**9))
 
 
-def test_fewer_texts_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_texts_at_once_where_memory_is_short_or_few_tokens_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tiny_target()
     text = 100 * target.kv_bytes_per_token()
-    for texts, asked, expected in [(10**6, None, 128), (400, None, 64), (400, 256, 256), (2, None, 1)]:
-        monkeypatch.setattr(distill_module, "memory_bytes", lambda have=texts * text: have)
-        assert distill_module.at_once(asked, 100, target) == expected
-    monkeypatch.setattr(distill_module, "memory_bytes", lambda: text)
+
+    def at_once(texts: int, tokens: int, rows: int | None = None) -> int:
+        """Where so many texts take all of the memory."""
+        monkeypatch.setattr(distill_module, "memory_bytes", lambda: texts * text)
+        return distill_module.at_once(DistillOptions(tmp_path, tokens, rows=rows, max_new_tokens=50), 100, target)
+
+    assert [at_once(texts, 10**6) for texts in (10**6, 400, 2)] == [128, 64, 1] and at_once(400, 10**6, 256) == 256
+    assert [at_once(10**6, 2000), at_once(10**6, 10), at_once(10**6, 10, 3)] == [10, 1, 3]
     with pytest.raises(BadInput, match="1 texts of up to 100 tokens"):
-        distill_module.at_once(None, 100, target)
+        at_once(1, 10**6)
 
 
 def test_doubles_are_left_out(tmp_path: Path) -> None:
