@@ -352,7 +352,7 @@ def test_dtype_is_what_measures_faster(
     monkeypatch: pytest.MonkeyPatch, fp32: float, bf16: float, dtype: torch.dtype
 ) -> None:
     seconds = {torch.float32: fp32, torch.bfloat16: bf16}
-    monkeypatch.setattr(precision, "matmul_seconds", lambda dtypes: {dtype: seconds[dtype] for dtype in dtypes})
+    monkeypatch.setattr(precision, "step_seconds", lambda dtypes: {dtype: seconds[dtype] for dtype in dtypes})
     chosen = precision.choose_dtype("cpu")
     assert chosen.dtype == dtype and f"{fp32 / bf16:.2g}" in chosen.reason
 
