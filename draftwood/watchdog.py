@@ -10,8 +10,8 @@ import numpy as np
 
 from draftwood.trace import Round
 
-ENOUGH = 64  # drafted rounds, the latest: an opinion needs them all
-FAR = 0.4  # of the expected draft tokens: fewer are accepted only where something is wrong
+ENOUGH = 128  # drafted rounds, the latest: an opinion needs them all
+FAR = 0.3  # of the expected draft tokens: a hard text may reach 0.4 where nothing is wrong
 CHAIN = 4  # nodes: a tree at least as good as most of a chain
 LONG = 4096  # tokens of context that drafters are rarely trained for
 
@@ -23,7 +23,6 @@ class Circumstances:
     temperature: float = 0.0
     thinking: bool = False  # the answer has a thinking part
     templated: bool = True  # the prompt went through the chat template, or there is none
-    tuned: bool = False  # the drafter names another target than this one
 
 
 @dataclass(slots=True)

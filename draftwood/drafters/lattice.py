@@ -41,7 +41,7 @@ def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if k * CHUNK >= size:
         values, indices = scores.topk(k)
         return values, indices
-    whole = scores if size % CHUNK == 0 else F.pad(scores, (0, -size % CHUNK), value=-torch.inf)  # which copies
+    whole = scores if size % CHUNK == 0 else F.pad(scores, (0, -size % CHUNK), value=-torch.inf)  # pad always copies
     chunks = whole.view(rows, -1, CHUNK)
     best = chunks.amax(-1).topk(k, sorted=False).indices  # [D, k]
     candidates = chunks.gather(1, best[..., None].expand(-1, -1, CHUNK)).view(rows, -1)

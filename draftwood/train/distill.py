@@ -31,8 +31,8 @@ UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
 GPU_ROWS = 256
-CPU_ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # as many as take at most this share of the memory
-ROOMY = 0.25
+CPU_ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once on a CPU: the most whose cache is roomy
+ROOMY = 0.25  # of the memory, at most
 SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
 
 
@@ -165,7 +165,7 @@ def run_distill(options: DistillOptions) -> bool:
 def open_writing(
     options: DistillOptions, target: Target, jobs: Jobs, shards: Shards, stop_ids: frozenset[int]
 ) -> Writing:
-    """Rows for as many texts as are asked for. Raises BadInput if their cache does not fit in memory."""
+    """Rows for as many texts as go together well. Raises BadInput if their cache does not fit in memory."""
     longest = max(len(ids) for _, ids in jobs.prompts) + (SELF_TOKENS if jobs.template else 0) + options.max_new_tokens
     longest += len(jobs.template.after) if jobs.template else 0
     if longest > target.context_limit:
@@ -192,7 +192,8 @@ def at_once(options: DistillOptions, longest: int, target: Target) -> int:
     if target.device.type != "cpu":
         return options.rows or min(GPU_ROWS, most)
     row, have = longest * target.kv_bytes_per_token(), memory_bytes() or inf
-    size = options.rows or min(next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1), most)
+    roomy = next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1)
+    size = options.rows or min(roomy, most)
     if size * row > 0.7 * have:
         raise BadInput(
             f"{size} texts of up to {longest} tokens need {size * row / GIGABYTE:.3g} GB for their cache and this "

@@ -21,6 +21,13 @@ def test_it_is_silent_while_the_card_is_right_and_until_it_has_seen_enough() -> 
     assert Watchdog(6.0).watch(rounds(0, count=ENOUGH - 1), Circumstances()) is None
 
 
+@pytest.mark.parametrize(("every", "told"), [(2, False), (3, False), (4, True), (8, True)])
+def test_a_text_harder_than_the_cards_mean_is_no_reason(every: int, told: bool) -> None:
+    """A third of the promised draft tokens is what chat may get where maths makes the mean; a quarter is too few."""
+    some = rounds(1, count=ENOUGH // every) + rounds(0, count=ENOUGH - ENOUGH // every)
+    assert (Watchdog(2.0).watch(some, Circumstances()) is not None) == told
+
+
 def test_it_speaks_once() -> None:
     dog = Watchdog(6.0)
     sentence = dog.watch(rounds(0), Circumstances())
