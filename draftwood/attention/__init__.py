@@ -1,6 +1,6 @@
 """Tree attention for any transformers model: one registered function, an ordered list of backends."""
 
 from draftwood.attention.dispatch import NAME, attend_slots, explain, register
-from draftwood.attention.invariant import attend_invariantly, log2_scale
+from draftwood.attention.invariant import attend_invariantly
 
-__all__ = ["NAME", "attend_invariantly", "attend_slots", "explain", "log2_scale", "register"]
+__all__ = ["NAME", "attend_invariantly", "attend_slots", "explain", "register"]

@@ -1,9 +1,9 @@
 """Attention on a CPU that gives a token the same bits alone, in a chain and anywhere in a tree.
 
 A near-tie between two tokens is decided by the last bit. If verifying a tree summed in another order than plain
-decoding does, a bf16 text would soon become another one. Three things keep the order here: products of at least
-`ROWS` rows (fewer take another kernel), sums over keys in fixed blocks, each in the order of the keys, and the
-softmax's denominator as one more column of values, summed by the same product. A masked key adds an exact zero,
+decoding does, a bf16 text would soon become another one. Three things keep the order here: products of enough
+rows (fewer take another kernel), sums over keys in fixed blocks, each in the order of the keys, and the softmax's
+denominator as one more column of values, summed by the same product. A masked key adds an exact zero,
 so the gaps that siblings leave between a node's ancestors do not matter, except where a gap shifts an ancestor
 across the border of a block.
 """
@@ -11,7 +11,6 @@ across the border of a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import e, log2
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from draftwood.plan import Plan
 
-ROWS = 4  # query rows of the smallest product; fewer rows
+ROWS, PER_ROW = 4, 16  # query rows of the smallest product: a row for so many numbers in a head; fewer rows
 LEAST_KEYS = 16  # or keys take other kernels
 KEYS = 192  # keys of one product: more are split by the library, and where depends on their number
 SCORES = 1 << 19  # at once: they should stay in the processor's cache
@@ -30,7 +29,7 @@ def attend_invariantly(
     key: Sequence[Tensor],  # [H_kv, S, d] of each segment, in at least fp32
     value: Sequence[Tensor],  # [H_kv, S, d_v + 1], the last column holds ones
     plan: Plan,
-    scale: Tensor,  # [1] in the dtype of `key`; see `log2_scale`
+    scale: Tensor,  # [1] in the dtype of `key`
     window: int | None,
 ) -> Tensor:
     """What the plan's tokens see in their slots: `[sum N, H * d_v]`."""
@@ -47,22 +46,18 @@ def attend_invariantly(
     return seen.flatten(1)
 
 
-def log2_scale(scale: float, like: Tensor) -> Tensor:
-    """Attention's scale for a softmax of powers of two, which are quicker than powers of e."""
-    return torch.tensor([scale * log2(e)], dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-
-
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """`[H_kv, M, d_v + 1]` weighted sums for scaled queries `[H_kv, M, d]`; not too many rows at once, nor too few."""
-    heads, rows, _ = query.shape
+    heads, rows, width = query.shape
+    least = max(ROWS, width // PER_ROW)
     short = LEAST_KEYS - key.shape[1]
     if short > 0:
         key, value = (F.pad(states, (0, 0, 0, short)) for states in (key, value))
         mask = F.pad(query.new_zeros(rows, LEAST_KEYS - short) if mask is None else mask, (0, short), value=-torch.inf)
-    if rows < ROWS:
-        mask = mask if mask is None else F.pad(mask, (0, 0, 0, ROWS - rows))
-        return _see(F.pad(query, (0, 0, 0, ROWS - rows)), key, value, mask)[:, :rows]
-    most = max(SCORES // (heads * key.shape[1]), 2 * ROWS)
+    if rows < least:
+        mask = mask if mask is None else F.pad(mask, (0, 0, 0, least - rows))
+        return _see(F.pad(query, (0, 0, 0, least - rows)), key, value, mask)[:, :rows]
+    most = max(SCORES // (heads * key.shape[1]), 2 * least)
     if rows <= most:
         return _see(query, key, value, mask)
     parts = -(-rows // most)
@@ -75,7 +70,7 @@ def _see(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tens
     scores = torch.bmm(query, key.mT)
     if mask is not None:
         scores += mask
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp2_()
+    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()  # exp2's bits depend on the place in the tensor
     total = torch.bmm(weights[..., :KEYS], value[:, :KEYS])
     for start in range(KEYS, value.shape[1], KEYS):
         total.baddbmm_(weights[..., start : start + KEYS], value[:, start : start + KEYS])

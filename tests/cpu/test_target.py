@@ -219,12 +219,13 @@ def test_running_our_attention_without_a_plan_is_refused() -> None:
 
 @pytest.mark.skipif(not can_pack(torch.ones(1, dtype=torch.bfloat16)), reason="no packed bf16 products here")
 @pytest.mark.parametrize("compile", ["0", "1"])
-@pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
+@pytest.mark.parametrize(("family", "head"), [("llama", 16), ("llama", 64), ("llama", 256), ("qwen3_sliding", 128)])
 def test_on_the_lean_path_a_token_keeps_its_bits_whatever_is_verified_beside_it(
-    family: str, compile: str, monkeypatch: pytest.MonkeyPatch
+    family: str, head: int, compile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTWOOD_COMPILE", compile)
-    target = tiny_target(family, "lean", pack=True, dtype=torch.bfloat16, hidden_size=64, intermediate_size=1536)
+    shape = dict(hidden_size=64, intermediate_size=1536, head_dim=head)
+    target = tiny_target(family, "lean", pack=True, dtype=torch.bfloat16, **shape)
     text, size = [*PROMPT, *PROMPT[::-1]], 8
     alone, cache = [], prefilled(target, text[:-size])
     for token in text[-size:]:
