@@ -135,6 +135,7 @@ def test_the_tree_of_any_round_can_be_seen(open_page, running: Running) -> None:
     done(page)
     page.locator(".tokens .draft").last.click()
     tree = page.locator("#tree svg")
+    expect(page.locator(".tokens .looked").first).to_be_visible()  # the round is drawn in the page's next frame
     drafted, accepted = map(int, re.findall(r"\d+", page.locator("#tree-note").inner_text()))
     assert 0 < accepted <= drafted <= 12
     expect(tree).to_have_attribute("aria-label", re.compile(rf"^{drafted} drafted tokens, {accepted} accepted: "))
