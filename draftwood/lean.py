@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftwood.attention import attend_invariantly, attend_slots
-from draftwood.cache import KVCache, stored
+from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
 from draftwood.native.forward import Native, Parts, bind
@@ -78,8 +78,6 @@ class Lean:
     def _collect_anew(self) -> None:
         config, decoder = self.model.config, self.model.model
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
-        weight = decoder.norm.weight
-        self._scale = torch.tensor([self.scale], dtype=stored(weight.dtype, exact=True), device=weight.device)
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
@@ -185,7 +183,7 @@ class Lean:
     def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
         if cache.exact:
-            return attend_invariantly(q, keys, values, plan, self._scale, self.windows[layer])
+            return attend_invariantly(q, keys, values, plan, self.scale, self.windows[layer])
         seen = attend_slots(q.transpose(0, 1), keys, values, plan, self.scale, self.windows[layer])
         return seen.flatten(1)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftwood.plan import Plan
 
-ROWS, PER_ROW = 4, 16  # query rows of the smallest product: a row for so many numbers in a head; fewer rows
+ROWS, PER_ROW = 4, 16  # fewest query rows of a product, and numbers of a head that each row may have: fewer rows
 LEAST_KEYS = 16  # or keys take other kernels
 KEYS = 192  # keys of one product: more are split by the library, and where depends on their number
 SCORES = 1 << 19  # at once: they should stay in the processor's cache
@@ -29,11 +29,11 @@ def attend_invariantly(
     key: Sequence[Tensor],  # [H_kv, S, d] of each segment, in at least fp32
     value: Sequence[Tensor],  # [H_kv, S, d_v + 1], the last column holds ones
     plan: Plan,
-    scale: Tensor,  # [1] in the dtype of `key`
+    scale: float,
     window: int | None,
 ) -> Tensor:
     """What the plan's tokens see in their slots: `[sum N, H * d_v]`."""
-    scaled = (query * scale).view(len(query), len(key[0]), -1, query.shape[2])  # [sum N, H_kv, G, d]
+    scaled = (query.to(key[0].dtype) * scale).view(len(query), len(key[0]), -1, query.shape[2])  # [sum N, H_kv, G, d]
     seen = query.new_empty(*scaled.shape[:3], value[0].shape[2] - 1)
     for index, part in enumerate(plan.segments):
         extent = part.context + part.size
