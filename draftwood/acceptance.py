@@ -24,8 +24,9 @@ LOWEST, HIGHEST = np.array([-6.0, 0.25, -2.0]), np.array([3.0, 4.0, 0.0])
 PRIOR = np.diag([0.5, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
 FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logit would drown all others
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
-RECENT = 1 - 1 / 24  # of a drafted round's weight in the outlook, per later round of any kind
-KEPT = 48  # rounds that the outlook looks at
+RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
+KEPT = 128  # rounds that the outlook looks at
+SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
 TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
@@ -39,12 +40,13 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._information = PRIOR.copy()
+        self._covariance = np.linalg.inv(PRIOR)  # of the weights
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
-        self._depths: deque[int] = deque(maxlen=KEPT)  # of the deepest node that each of them verified
-        self._widths: deque[int] = deque(maxlen=KEPT)  # the most nodes of one depth that each of them verified
-        self._faintest: deque[float] = deque(maxlen=KEPT)  # mass below which none of them verified a node
+        self._depths: deque[int] = deque(maxlen=SHAPED)  # of the deepest node that each of them verified
+        self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
+        self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
         self._seen = 0.0  # of them; pauses do not count as forgetting
         self._idle = 0
         self._prospect: Prospect | None = None
@@ -78,9 +80,15 @@ class AcceptanceModel:
         p: Floats = _sigmoid(a + b * _logit(mass) + c * (depths - 1)).astype(np.float32)
         return p
 
-    def likely(self, mass: Floats, depths: Ints) -> Floats:
-        """The same, of no more nodes than may be verified before it is known whether drafting pays."""
-        return self.calibrate(mass, depths)[: TRIAL_NODES if len(self._recent) < TRIALS else None]
+    def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
+        """The same, so many standard errors higher: nodes too unlikely to be verified are never seen to be likelier.
+
+        Of no more nodes than may be verified before it is known whether drafting pays.
+        """
+        features = _features(mass, depths)[: TRIAL_NODES if len(self._recent) < TRIALS else None]
+        doubt = np.sqrt((features @ self._covariance * features).sum(axis=1))
+        p: Floats = _sigmoid(features @ self.weights + optimism * doubt).astype(np.float32)
+        return p
 
     def observe(self, round: Round, typical: bool = True) -> None:
         """Learn from which nodes were accepted.
@@ -139,6 +147,7 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._information = PRIOR + HERITAGE * (self._information - PRIOR)
+        model._covariance = np.linalg.inv(model._information)
         model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
         model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
         return model
@@ -165,8 +174,8 @@ class AcceptanceModel:
         evidence = (features * (p * (1 - p))[:, None]).T @ features
         self._information = MEMORY * self._information + forget + evidence
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
-        step = np.linalg.solve(self._information, pull)
-        self.weights = np.clip(self.weights + step, LOWEST, HIGHEST)
+        self._covariance = np.linalg.inv(self._information)
+        self.weights = np.clip(self.weights + self._covariance @ pull, LOWEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from draftwood.accept import Likelihood, Verdict
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
-from draftwood.policies.base import Costs, Joint, Policy
+from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
 from draftwood.request import Part, Request
 from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
 from draftwood.trace import Round
@@ -290,9 +290,9 @@ class Batch:
 
 
 def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
-    """What the request's policy is told of a tree's nodes."""
+    """What the request's policy is told of a tree's nodes; hopes of one request would cost the others."""
     mass, model = tree.mass[1:], request.acceptance if alone else request.own
-    return model.likely(mass, tree.depths[1:]) if request.policy.calibrated else mass
+    return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass
 
 
 def _record(

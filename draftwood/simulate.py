@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
-from draftwood.policies.base import Costs, Policy
+from draftwood.policies.base import OPTIMISM, Costs, Policy
 from draftwood.recording import Answer
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree, matched, root_only
@@ -120,7 +120,7 @@ def _round(
     root = script.answer.tokens[context - script.answer.prompt_tokens]
     whole = root_only(root) if draft is None else policy.grow(_narrow(draft, policy.width), root)
     mass, depths = whole.mass[1:], whole.depths[1:]
-    likely = model.likely(mass, depths) if policy.calibrated else mass
+    likely = model.likely(mass, depths, OPTIMISM) if policy.calibrated else mass
     tree = whole[: policy.choose(likely, costs)]
     n = len(tree)
     seconds = {"draft": costs.draft_s, "verify": float(costs.verify_s[n]), "observe": float(costs.aux_s[n])}

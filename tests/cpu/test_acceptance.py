@@ -194,9 +194,9 @@ def test_idle_rounds_are_counted_and_one_look_after_a_long_pause_counts_much() -
     for _ in range(TRIALS):
         model.observe(a_round(sure(0, 0.0)))
     low = model.outlook(COSTS).gain
-    for _ in range(50):
+    for _ in range(200):
         model.observe(a_round(sure(0, 0.0), drafted=False))
-    assert model.outlook(COSTS).idle == 50 and model.outlook(COSTS).gain == low
+    assert model.outlook(COSTS).idle == 200 and model.outlook(COSTS).gain == low
     model.observe(a_round(sure(4, 0.25), accepted=1))  # expects 2 tokens; half of the way from 1 to 2
     assert model.outlook(COSTS).idle == 0
     prospect = model.prospect()
@@ -229,6 +229,19 @@ def test_a_look_that_fails_after_a_pause_adds_no_doubt() -> None:
     model.observe(a_round(sure(4, 0.25)))
     after = model.prospect()
     assert before is not None and after is not None and 0 < after.doubt < before.doubt
+
+
+def test_one_bad_round_does_not_end_what_could_be_learned() -> None:
+    """One sure chain that fails makes every node look hopeless; if none were verified, none could prove to be good."""
+    model, even = AcceptanceModel(), chain(2)
+    model.observe(a_round(Tree(np.arange(6), np.arange(6) - 1, np.arange(6), np.full(6, 0.9, np.float32))))
+    mass, depths = even.mass[1:], even.depths[1:]
+    assert model.likely(mass, depths, OPTIMISM)[0] > 4 * model.calibrate(mass, depths)[0]
+    for _ in range(300):
+        model.observe(a_round(even))
+    hopes, known = model.likely(mass, depths, OPTIMISM), model.calibrate(mass, depths)
+    assert (known < hopes).all() and (hopes < known + 0.02).all(), "what is known needs no hope"
+    np.testing.assert_allclose(model.likely(mass, depths), known, rtol=1e-5)
 
 
 def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:
