@@ -40,7 +40,6 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._information = PRIOR.copy()
-        self._covariance = np.linalg.inv(PRIOR)  # of the weights
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
@@ -86,7 +85,7 @@ class AcceptanceModel:
         Of no more nodes than may be verified before it is known whether drafting pays.
         """
         features = _features(mass, depths)[: TRIAL_NODES if len(self._recent) < TRIALS else None]
-        doubt = np.sqrt((features @ self._covariance * features).sum(axis=1))
+        doubt = np.sqrt((np.linalg.solve(self._information, features.T) * features.T).sum(axis=0))
         p: Floats = _sigmoid(features @ self.weights + optimism * doubt).astype(np.float32)
         return p
 
@@ -147,7 +146,6 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._information = PRIOR + HERITAGE * (self._information - PRIOR)
-        model._covariance = np.linalg.inv(model._information)
         model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
         model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
         return model
@@ -174,8 +172,8 @@ class AcceptanceModel:
         evidence = (features * (p * (1 - p))[:, None]).T @ features
         self._information = MEMORY * self._information + forget + evidence
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
-        self._covariance = np.linalg.inv(self._information)
-        self.weights = np.clip(self.weights + self._covariance @ pull, LOWEST, HIGHEST)
+        step = np.linalg.solve(self._information, pull)
+        self.weights = np.clip(self.weights + step, LOWEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

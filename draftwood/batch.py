@@ -290,7 +290,7 @@ class Batch:
 
 
 def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
-    """What the request's policy is told of a tree's nodes; hopes of one request would cost the others."""
+    """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others pay."""
     mass, model = tree.mass[1:], request.acceptance if alone else request.own
     return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass
 

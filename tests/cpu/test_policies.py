@@ -155,6 +155,12 @@ def test_bastion_drafts_while_it_pays_and_while_nothing_is_known() -> None:
     assert not Bastion().drafts(Outlook(gain=0.9, idle=0))
 
 
+def test_bastion_goes_on_with_what_pays_and_resumes_what_clearly_does() -> None:
+    assert Bastion().drafts(Outlook(gain=1.01, idle=0, resume=0.3))
+    assert not Bastion().drafts(Outlook(gain=1.01, idle=1, resume=0.3))
+    assert Bastion().drafts(Outlook(gain=1.05, idle=1, resume=0.3))
+
+
 def first_probe(gain: float, resume: float = 0.0) -> int:
     """Idle rounds after which the drafter gets another look."""
     return next(idle for idle in range(100_000) if Bastion().drafts(Outlook(gain, idle, resume)))
@@ -171,7 +177,7 @@ def test_a_drafter_without_any_gain_is_never_probed() -> None:
     assert not Bastion().drafts(Outlook(gain=0.0, idle=10**9))
 
 
-@given(st.floats(0.05, 1.5), st.integers(0, 5000))
+@given(st.floats(0.05, 1.5), st.integers(1, 5000))
 def test_waiting_longer_never_makes_drafting_less_likely(gain: float, idle: int) -> None:
     assert Bastion().drafts(Outlook(gain, idle + 1)) >= Bastion().drafts(Outlook(gain, idle))
 
