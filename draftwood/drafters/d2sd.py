@@ -3,7 +3,7 @@
 The first drafter's chain is accepted for exactly i tokens with probability r(i) = c_1 … c_i (1 - c_{i+1}), c_k being
 the confidence of its k-th token. At the boundaries with the largest r, a variable-prefix drafter sees the chain so far
 and predicts the rest, all of them in one batched pass over a context that they share. What it says becomes the
-conditional lattice of the chain's node there, so that growth mixes the first pass's siblings with the second pass's
+lattice of the chain's node there, so that growth mixes the first pass's siblings with the second pass's
 continuations by mass, and nothing is verified twice. Whether the second pass is worth its time is decided each round.
 
 Where trees reach the block's end and its chain is likely to be accepted whole, a further block can follow: the end of
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -27,8 +27,11 @@ from draftwood.errors import BadModel
 from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import FAINT, Child, Draft, Floats, Lattice, Tree
+from draftwood.trellis import Trellis
 
 NEVER, ALWAYS, DECIDED = 0, 1, 2
+
+Block = Lattice | Trellis  # what one block predicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,40 +55,44 @@ class D2SDState:
     further: Trials  # of a further block
 
 
-class Anchored:
-    """Lattices by the path at which each begins again: a conditional draft. A place is (lattice, depth, path or None).
+class Place(NamedTuple):
+    """A node of an `Anchored` draft."""
 
-    `path` is the way from the root, for as long as some lattice begins on it or behind it.
-    """
+    block: Block  # that predicts its children
+    row: int  # of the block
+    token: int  # of the node; where the block begins it is seen, and does not count
+    path: tuple[int, ...] | None  # from the root, for as long as some block begins on it or behind it
+
+
+class Anchored:
+    """Blocks by the path behind which each begins again: a conditional draft."""
 
     faint = FAINT
 
-    def __init__(self, first: Lattice) -> None:
-        self.anchors: dict[tuple[int, ...], Lattice] = {(): first}
+    def __init__(self, first: Block) -> None:
+        self.anchors: dict[tuple[int, ...], Block] = {(): first}
         self._prefixes: set[tuple[int, ...]] = {()}
 
-    def add(self, path: tuple[int, ...], lattice: Lattice) -> None:
-        """A lattice that has seen the tokens `path`; its rows before count for nothing."""
-        self.anchors[path] = lattice
+    def add(self, path: tuple[int, ...], block: Block) -> None:
+        """A block that has seen the tokens `path` and predicts what follows them."""
+        self.anchors[path] = block
         self._prefixes |= {path[:i] for i in range(len(path) + 1)}
 
-    def start(self) -> tuple[Lattice, int, tuple[int, ...] | None]:
-        return self.anchors[()], 0, ()
+    def start(self) -> Place:
+        return Place(self.anchors[()], 0, -1, ())
 
-    def step(
-        self, place: tuple[Lattice, int, tuple[int, ...] | None], token: int
-    ) -> tuple[Lattice, int, tuple[int, ...] | None]:
-        lattice, depth, path = place
-        longer = None if path is None else (*path, token)
-        if longer not in self._prefixes:
-            return lattice, depth + 1, None
-        return self.anchors.get(longer, lattice), depth + 1, longer
+    def step(self, place: Place, token: int) -> Place:
+        path = None if place.path is None else (*place.path, token)
+        if path not in self._prefixes:
+            path = None
+        elif path in self.anchors:
+            return Place(self.anchors[path], 0, token, path)
+        return Place(place.block, place.row + 1, token, path)
 
-    def children(self, place: tuple[Lattice, int, tuple[int, ...] | None]) -> Iterator[Child]:
-        lattice, depth, _ = place
-        source = int(lattice is not self.anchors[()])
-        if depth < len(lattice.tokens):
-            for token, logp in zip(lattice.tokens[depth].tolist(), lattice.logp[depth].tolist(), strict=True):
+    def children(self, place: Place) -> Iterator[Child]:
+        source = int(place.block is not self.anchors[()])
+        if place.row < len(place.block):
+            for token, logp in zip(*place.block.row(place.row, place.token), strict=True):
                 if not logp > -np.inf:  # dead, or not a number
                     return
                 yield max(-logp, 0.0), token, source
@@ -138,11 +145,11 @@ class D2SDDrafter(Weighed, Carded):
             self._second.rewind(state.second, length)
 
     def draft(self, requests: list[Request]) -> list[Draft]:
-        """One conditional draft per request, or its first lattice alone."""
-        lattices = self._first.draft_behind([(_of(r, "first"), ()) for r in requests])
+        """One conditional draft per request, or its first block alone."""
+        blocks = self._first.draft_behind([(_of(r, "first"), ()) for r in requests])
         if self._options.samples:
-            return [self._samples(request, lattice) for request, lattice in zip(requests, lattices, strict=True)]
-        drafts = [Anchored(lattice) for lattice in lattices]
+            return [self._samples(request, block) for request, block in zip(requests, blocks, strict=True)]
+        drafts = [Anchored(block) for block in blocks]
         again = [i for i, draft in enumerate(drafts) if self._begins_again(requests[i].state, draft)]
         for _ in range(self._options.passes):
             self._anchor([requests[i] for i in again], [drafts[i] for i in again])
@@ -158,13 +165,15 @@ class D2SDDrafter(Weighed, Carded):
     def _once(self) -> bool:
         return self._second is self._first
 
-    def _samples(self, request: Request, lattice: Lattice) -> Tree:
+    def _samples(self, request: Request, block: Block) -> Tree:
         """Drawn with a seed that only the place in the text decides: a draft may not know the target's draws."""
         seed = len(request.state.first), request.root
+        lattice = block if isinstance(block, Lattice) else block.lattice
         return naive_samples(lattice, request.root, self._options.samples, np.random.default_rng(seed))
 
     def _begins_again(self, state: D2SDState, draft: Anchored) -> bool:
-        scores = first_rejection(draft.anchors[()])[1:]
+        _, confidence = chain_of(draft.anchors[()])
+        scores = first_rejection(confidence)[1:]
         chance = float(np.sort(scores)[-self._options.boundaries :].sum())
         decided = state.trials.choose(chance)
         return (False, True, decided)[self._options.again]
@@ -172,38 +181,37 @@ class D2SDDrafter(Weighed, Carded):
     def _goes_further(self, request: Request, draft: Anchored) -> bool:
         """Only behind a whole block, and if recent trees went to its end; then what it brought so far decides."""
         trials, deepest = request.state.further, self._first.max_depth
-        whole = len(draft.anchors[()].tokens) == deepest and (request.depth is None or request.depth > deepest)
+        whole = len(draft.anchors[()]) == deepest and (request.depth is None or request.depth > deepest)
         if self._options.further == NEVER or not whole:
             trials.forget()
             return False
-        decided = trials.choose(_mass(draft, tuple(draft.anchors[()].tokens[:, 0].tolist())))
+        chain, _ = chain_of(draft.anchors[()])
+        decided = trials.choose(_mass(draft, tuple(chain)))
         return self._options.further == ALWAYS or decided
 
     def _follow(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
         """One batched pass: a further block behind each chain, which begins in it."""
         gap = self._first.max_depth - self._seen
-        chains = [draft.anchors[()].tokens[:, 0].tolist() for draft in drafts]
-        blocks = [
+        chains = [chain_of(draft.anchors[()])[0] for draft in drafts]
+        asked = [
             (replace(_of(request, "second"), root=chain[gap - 1], depth=None), chain[gap:])
             for request, chain in zip(requests, chains, strict=True)
         ]
-        if blocks:
-            lattices = self._second.draft_behind(blocks, gap)
-            for draft, chain, lattice in zip(drafts, chains, lattices, strict=True):
-                before = ((gap, 0), (0, 0))  # rows of depths that the block leaves out: they count for nothing
-                rows = Lattice(np.pad(lattice.tokens, before), np.pad(lattice.logp, before, constant_values=-np.inf))
-                draft.add(tuple(chain), rows)
+        if asked:
+            for draft, chain, block in zip(drafts, chains, self._second.draft_behind(asked, gap), strict=True):
+                draft.add(tuple(chain), block)
 
     def _anchor(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
-        """One batched pass: new lattices at the likeliest first rejections of those that are there."""
-        blocks, places = [], []
+        """One batched pass: new blocks at the likeliest first rejections of those that are there."""
+        asked, places = [], []
         for request, draft in zip(requests, drafts, strict=True):
-            for path in boundaries(draft, self._options.boundaries, self._second.max_depth):
-                blocks.append((_of(request, "second"), path))
+            depth = min(self._second.max_depth, request.depth or self._second.max_depth)
+            for path in boundaries(draft, self._options.boundaries, depth):
+                asked.append((_of(request, "second"), path))
                 places.append((draft, path))
-        if blocks:
-            for (draft, path), lattice in zip(places, self._second.draft_behind(blocks), strict=True):
-                draft.add(path, lattice)
+        if asked:
+            for (draft, path), block in zip(places, self._second.draft_behind(asked), strict=True):
+                draft.add(path, block)
 
 
 def naive_samples(lattice: Lattice, root: int, count: int, rng: np.random.Generator) -> Tree:
@@ -226,22 +234,33 @@ def naive_samples(lattice: Lattice, root: int, count: int, rng: np.random.Genera
     return Tree(np.array(tokens), np.array(parents), np.array([len(path) for path in order]), masses)
 
 
-def first_rejection(lattice: Lattice) -> Floats:
-    """r(i) `[D]`: the probability that exactly the first i of the likeliest tokens are accepted, i < D."""
-    confidence = np.exp(np.minimum(np.nan_to_num(lattice.logp[:, 0], nan=-np.inf), 0.0))
+def chain_of(block: Block) -> tuple[list[int], Floats]:
+    """The likeliest token of each depth behind the one before, and the drafter's confidence `[D]` in each."""
+    tokens: list[int] = []
+    logp = []
+    for depth in range(len(block)):
+        row, scores = block.row(depth, tokens[-1] if tokens else -1)
+        tokens.append(row[0])
+        logp.append(scores[0])
+    confidence: Floats = np.exp(np.minimum(np.nan_to_num(np.array(logp, np.float32), nan=-np.inf), 0.0))
+    return tokens, confidence
+
+
+def first_rejection(confidence: Floats) -> Floats:
+    """r(i) `[D]`: the probability that exactly the first i tokens of a chain are accepted, i < D."""
     reached = np.concatenate([[1.0], np.cumprod(confidence)[:-1]])
     scores: Floats = (reached * (1 - confidence)).astype(np.float32)
     return scores
 
 
 def boundaries(draft: Anchored, count: int, depth: int) -> list[tuple[int, ...]]:
-    """The `count` paths with the largest r at which no lattice begins yet; the root's is the first pass's own."""
+    """The `count` paths with the largest r at which no block begins yet; the root's is the first pass's own."""
     found: dict[tuple[int, ...], float] = {}
-    for path, lattice in draft.anchors.items():
-        rest = Lattice(lattice.tokens[len(path) :], lattice.logp[len(path) :])
+    for path, block in draft.anchors.items():
+        tokens, confidence = chain_of(block)
         mass = _mass(draft, path)
-        for i, score in enumerate(first_rejection(rest).tolist()):
-            longer = (*path, *rest.tokens[:i, 0].tolist())
+        for i, score in enumerate(first_rejection(confidence).tolist()):
+            longer = (*path, *tokens[:i])
             if 0 < len(longer) < depth and longer not in draft.anchors:
                 found[longer] = max(found.get(longer, 0.0), mass * score)
     return sorted(found, key=lambda path: (-found[path], path))[:count]

@@ -22,7 +22,6 @@ from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_con
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
-from draftwood.drafters.lattice import lattice_of
 from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, read_pairs
 from draftwood.errors import BadInput
 from draftwood.latency import Work
@@ -30,6 +29,7 @@ from draftwood.packing import LEAST_ROWS, linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice
+from draftwood.trellis import Trellis
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
@@ -137,26 +137,26 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         state.projected = min(state.projected, length)
         state.waiting = length - state.projected
 
-    @torch.inference_mode()
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Lattice` [depth, width] or `Trellis` per request; requests share the products, never the attention.
 
         The block is whole whatever depth is asked: a shorter one would predict other tokens. Only its head is saved.
         """
-        rows = self._block_logits([(request, ()) for request in requests], 0)
-        return [draft_of(row, r.width, self._ids, self._markov) for row, r in zip(rows, requests, strict=True)]
-
-    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Lattice]:
-        """One `Lattice` [depth, width] per block, whose first tokens after the root are seen instead of masked.
-
-        The rows of tokens that are seen say nothing. Blocks of one request share its context. With a `gap`, so many
-        tokens lie between context and root that were drafted and have no features: positions count them, nobody sees
-        them.
-        """
-        rows = self._block_logits(blocks, gap)
-        return [lattice_of(row, request.width, self._ids) for row, (request, _) in zip(rows, blocks, strict=True)]
+        return list(self.draft_behind([(request, ()) for request in requests]))
 
     @torch.inference_mode()
+    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Lattice | Trellis]:
+        """What each block predicts behind its first tokens after the root, which are seen instead of masked.
+
+        Blocks of one request share its context. With a `gap`, so many tokens lie between context and root that were
+        drafted and have no features: positions count them, nobody sees them.
+        """
+        rows = self._block_logits(blocks, gap)
+        return [
+            draft_of(row[len(seen) :], request.width, self._ids, self._markov)
+            for row, (request, seen) in zip(rows, blocks, strict=True)
+        ]
+
     def _block_logits(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> Tensor:
         """`[R, depth, V]`"""
         states = [request.state for request, _ in blocks]

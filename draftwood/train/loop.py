@@ -202,8 +202,8 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
 def before_of(course: Course, markov: MarkovHead, blocks: Blocks) -> Before:
     """What the text's own token before each predicted one changes."""
     known = np.concatenate([blocks.tokens[:, :1], blocks.labels[:, :-1]], 1)
-    embedded = course.target.embed(torch.from_numpy(known).to(course.target.device)).detach()
-    return Before(markov, embedded, course.head)
+    tokens, hidden = (torch.from_numpy(x).to(course.target.device) for x in (known, blocks.tokens[:, :-1] != known))
+    return Before(markov, course.target.embed(tokens).detach(), hidden, course.head)
 
 
 def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:

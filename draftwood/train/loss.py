@@ -70,11 +70,11 @@ class Outcome:
 class Before:
     """What the tokens before change: scores that are added to logits, and their gradient."""
 
-    def __init__(self, markov: MarkovHead, embedded: Tensor, head: Head) -> None:
-        """`embedded` `[M, B - 1, hidden]` of the token before each predicted one. A block's first knows it already."""
-        later = (torch.arange(embedded.shape[1], device=embedded.device) > 0).expand(embedded.shape[:2]).flatten()
+    def __init__(self, markov: MarkovHead, embedded: Tensor, hidden: Tensor, head: Head) -> None:
+        """`embedded` `[M, B - 1, hidden]` of the token before each predicted one; `hidden` `[M, B - 1]`: the block does
+        not show that token, or it would know it already."""
         before, after = markov.tables(embedded.flatten(0, 1), head.weight)
-        self._made = before * later[:, None], after
+        self._made = before * hidden.flatten()[:, None], after
         self._leaves = [made.detach().requires_grad_() for made in self._made]
 
     def scores(self, part: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from draftwood import registry
+from draftwood.drafters import d2sd
 from draftwood.drafters.base import Request
 from draftwood.drafters.d2sd import Anchored, D2SDDrafter, Options, boundaries, first_rejection, naive_samples
 from draftwood.drafters.worth import LOOKS, Trials
 from draftwood.errors import BadInput, BadModel
 from draftwood.grow import grow
 from draftwood.tree import Lattice
+from draftwood.trellis import Trellis
 from tests.reference import Noisy, plain_logits, tiny_dflash, tiny_target
 
 CONTEXT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -53,7 +55,7 @@ def test_samples_do_not_depend_on_anything_but_the_place_in_the_text() -> None:
 def test_scores_are_the_probabilities_of_the_first_rejection() -> None:
     """They sum to what is not accepted whole; checked against all outcomes of independent coins."""
     c = [0.9, 0.6, 0.8, 0.7]
-    scores = first_rejection(chain_of(c))
+    scores = first_rejection(np.array(c, np.float32))
     np.testing.assert_allclose(scores, [0.1, 0.9 * 0.4, 0.9 * 0.6 * 0.2, 0.9 * 0.6 * 0.8 * 0.3], rtol=1e-5)
     assert scores.sum() == pytest.approx(1 - np.prod(c), rel=1e-5)
 
@@ -62,14 +64,14 @@ def test_boundaries_are_the_likeliest_and_never_the_root() -> None:
     draft = Anchored(chain_of([0.9, 0.6, 0.8, 0.7]))
     assert boundaries(draft, 2, 8) == [(1,), (1, 3, 5)]  # 0.36, then 0.1296 before 0.108
     assert boundaries(draft, 9, 2) == [(1,)], "a block is no longer than the second drafter's"
-    draft.add((1,), chain_of([0.5, 0.5, 0.5, 0.5], first_token=50))
+    draft.add((1,), chain_of([0.5, 0.5, 0.5], first_token=52))
     assert (1,) not in boundaries(draft, 9, 8) and (1, 52) in boundaries(draft, 9, 8), (
         "a third level follows the second"
     )
 
 
-def test_a_lattice_that_begins_again_takes_over_its_node() -> None:
-    first, second = chain_of([0.9, 0.6, 0.8]), chain_of([0.5, 0.7, 0.9], first_token=50)
+def test_a_block_that_begins_again_takes_over_its_node() -> None:
+    first, second = chain_of([0.9, 0.6, 0.8]), chain_of([0.7, 0.9], first_token=52)
     draft = Anchored(first)
     draft.add((1,), second)
 
@@ -110,8 +112,8 @@ def test_blocks_with_seen_tokens_share_one_pass_and_nothing_else() -> None:
         np.testing.assert_array_equal(found.tokens, alone.tokens)
         np.testing.assert_allclose(found.logp, alone.logp, rtol=1e-6)
     np.testing.assert_array_equal(together[0].tokens, drafter.draft([request])[0].tokens)
-    assert not np.allclose(together[2].logp[3:], together[3].logp[3:]), "a seen token is seen"
-    assert not np.allclose(together[0].logp[3:], together[2].logp[3:])
+    assert not np.allclose(together[2].logp, together[3].logp), "a seen token is seen"
+    assert not np.allclose(together[0].logp[3:], together[2].logp)
 
 
 @pytest.mark.parametrize("again", [0, 1])
@@ -152,13 +154,40 @@ def test_a_further_block_continues_the_chain_where_trees_reach_its_end() -> None
     gap = deepest - seen
     begins = Request(state.second, chain[gap - 1], 5)
     (expected,) = second.draft_behind([(begins, chain[gap:])], gap)
-    for row in range(seen, second.max_depth):
+    assert len(expected) == second.max_depth - seen
+    for row in expected.tokens:
         found = list(draft.children(place))
-        assert [token for _, token, _ in found] == expected.tokens[row].tolist() and found[0][2] == 1
+        assert [token for _, token, _ in found] == row.tolist() and found[0][2] == 1
         place = draft.step(place, found[0][1])
     assert not list(draft.children(place)), "and no further"
     (elsewhere,) = second.draft_behind([(begins, chain[gap:])], 0)
-    assert not np.allclose(expected.logp[seen:], elsewhere.logp[seen:]), "positions count what lies between"
+    assert not np.allclose(expected.logp, elsewhere.logp), "positions count what lies between"
+
+
+def test_both_passes_know_which_candidate_follows_which() -> None:
+    """Behind each of its tokens a block says what its scores of pairs make of it; where it begins, its marginals."""
+    target = tiny_target()
+    first, second = tiny_dflash(target, rank=4), tiny_dflash(target, seed=2, rank=4)
+    made = D2SDDrafter(first, second, Options(boundaries=2, again=1, further=0), "d2sd")
+    draft = made.draft([Request(opened(made, target), 7, 5)])[0]
+    for path, block in draft.anchors.items():
+        assert isinstance(block, Trellis) and len(block) == first.max_depth - len(path)
+        tokens, confidence = d2sd.chain_of(block)
+        place = draft.start()
+        for token in path:
+            place = draft.step(place, token)
+        for row, (token, sure) in enumerate(zip(tokens, confidence, strict=True)):
+            cost, likeliest, _ = next(draft.children(place))
+            assert (likeliest, np.exp(-cost)) == (token, pytest.approx(sure, rel=1e-5))
+            before = tokens[row - 1] if row else -1
+            assert block.row(row, before)[0][0] == token
+            place = draft.step(place, token)
+            if place.block is not block:
+                break
+    alone = D2SDDrafter(first, second, Options(again=0, further=0), "d2sd")
+    (only,) = alone.draft([Request(opened(alone, target), 7, 5)])
+    (same,) = first.draft([Request(opened(first, target), 7, 5)])
+    np.testing.assert_allclose(only.pairs, same.pairs, rtol=1e-5)
 
 
 def test_without_further_blocks_nothing_is_deeper_than_a_block() -> None:

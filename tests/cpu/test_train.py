@@ -259,17 +259,17 @@ def test_the_chunked_loss_is_the_plain_one(
     labels, weights = torch.randint(VOCAB, (6, 5)), torch.rand(6, 5)
     weights[0, 2:] = 0
     teacher = Teacher(torch.randint(VOCAB, (30, 3)), torch.rand(30, 3).softmax(-1))
-    markov, embedded = MarkovHead(32, 4), torch.randn(6, 5, 32)
-    before = Before(markov, embedded, head) if paired else None
+    markov, embedded, unseen = MarkovHead(32, 4), torch.randn(6, 5, 32), torch.rand(6, 5) < 0.7
+    before = Before(markov, embedded, unseen, head) if paired else None
     outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft, before)
     learning = [hidden, *(markov.parameters() if paired else ())]
     found = [parameter.grad for parameter in learning]
     for parameter in learning:
         parameter.grad = None
     logits = hidden @ single.head_rows(None)[0][kept].T
-    if paired:  # the first position's token before is the root, which the block shows
+    if paired:  # a token before that the block shows has had its say
         one, other = markov.tables(embedded, head.weight)
-        logits = torch.cat([logits[:, :1], logits[:, 1:] + one[:, 1:] @ other.T], 1)
+        logits = torch.where(unseen[..., None], logits + one @ other.T, logits)
     logp = logits.log_softmax(-1).flatten(0, 1)
     loss = torch.zeros(())
     for n, (label, weight) in enumerate(zip(labels.flatten().tolist(), weights.flatten(), strict=True)):
