@@ -8,8 +8,8 @@ from itertools import islice
 from math import exp
 from typing import Any, Protocol
 
-from draftwood.tree import Conditional, Lattice, Tree
-from draftwood.trellis import Trellis
+from draftwood.tree import Conditional, Tree
+from draftwood.trellis import Block
 
 SPOKEN = 16  # children of a conditional draft that count as its opinion
 DEPTHS = 8  # deeper opinions of a draft are of one kind
@@ -40,7 +40,7 @@ class Expert(Protocol):
 class LatticeExpert:
     """A further lattice, by depth."""
 
-    def __init__(self, lattice: Lattice | Trellis, source: int) -> None:
+    def __init__(self, lattice: Block, source: int) -> None:
         self._lattice, self.source = lattice, source
 
     def start(self) -> tuple[int, int]:

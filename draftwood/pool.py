@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from draftwood.experts import Expert, Opinion
 from draftwood.successors import Successors
-from draftwood.tree import FAINT, Child, Lattice
-from draftwood.trellis import Trellis
+from draftwood.tree import FAINT, Child
+from draftwood.trellis import Block, Trellis
 
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
@@ -91,7 +91,7 @@ class _Row:
 class _Rows:
     """A lattice or trellis, raised to an exponent for each depth. Growth visits few rows: they are made when needed."""
 
-    def __init__(self, draft: Lattice | Trellis, exponents: Sequence[float]) -> None:
+    def __init__(self, draft: Block, exponents: Sequence[float]) -> None:
         self._draft, self._exponents = draft, exponents
         self._apart = isinstance(draft, Trellis)  # whether rows depend on the token before
         self._rows: dict[tuple[int, int], _Row] = {}
@@ -133,7 +133,7 @@ class Pool:
     def __init__(
         self,
         root: int,
-        lattice: Lattice | Trellis | None,
+        lattice: Block | None,
         table: Successors | None,
         experts: Sequence[Expert],
         weights: Weights,

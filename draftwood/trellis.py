@@ -62,3 +62,6 @@ class Trellis:
 
     def step(self, place: Place, token: int) -> Place:
         return place[0] + 1, token
+
+
+Block: TypeAlias = Lattice | Trellis  # what one block of a drafter predicts

@@ -27,11 +27,9 @@ from draftwood.errors import BadModel
 from draftwood.latency import Work
 from draftwood.target import Target
 from draftwood.tree import FAINT, Child, Draft, Floats, Lattice, Tree
-from draftwood.trellis import Trellis
+from draftwood.trellis import Block
 
 NEVER, ALWAYS, DECIDED = 0, 1, 2
-
-Block = Lattice | Trellis  # what one block predicts
 
 
 @dataclass(frozen=True, slots=True)

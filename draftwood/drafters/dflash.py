@@ -28,8 +28,8 @@ from draftwood.latency import Work
 from draftwood.packing import LEAST_ROWS, linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
-from draftwood.tree import Draft, Lattice
-from draftwood.trellis import Trellis
+from draftwood.tree import Draft
+from draftwood.trellis import Block
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
@@ -145,7 +145,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         return list(self.draft_behind([(request, ()) for request in requests]))
 
     @torch.inference_mode()
-    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Lattice | Trellis]:
+    def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Block]:
         """What each block predicts behind its first tokens after the root, which are seen instead of masked.
 
         Blocks of one request share its context. With a `gap`, so many tokens lie between context and root that were

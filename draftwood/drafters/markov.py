@@ -25,7 +25,7 @@ from draftwood.drafters.base import Candidates
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadModel
 from draftwood.tree import Lattice
-from draftwood.trellis import Trellis
+from draftwood.trellis import Block, Trellis
 
 if TYPE_CHECKING:
     from draftwood.target import Target
@@ -96,7 +96,7 @@ def propose(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | Non
     return Candidates(rows if ids is None else ids[rows], logp, markov.pairs(rows, logp))
 
 
-def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Lattice | Trellis:
+def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Block:
     """The same on the host."""
     found = propose(logits, width, ids, markov)
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())

@@ -22,8 +22,8 @@ from draftwood.latency import Work
 from draftwood.pool import Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
-from draftwood.tree import Draft, Lattice, Tree
-from draftwood.trellis import Trellis
+from draftwood.tree import Draft, Tree
+from draftwood.trellis import Block
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
 MOST_SAID = 256  # rounds that the table waits for a draft: by then none is left to be judged
@@ -181,9 +181,9 @@ class Pooled(Learner, Carded):
 
     def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
         state: PooledState = request.state
-        lattices = [i for i, draft in drafts.items() if isinstance(draft, Lattice | Trellis)]
+        lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
-        assert first is None or isinstance(first, Lattice | Trellis)
+        assert first is None or isinstance(first, Block)
         experts: list[Expert] = []
         for i, (part, own) in enumerate(zip(self.parts, state.states, strict=True)):
             draft = drafts.get(i)
@@ -191,7 +191,7 @@ class Pooled(Learner, Carded):
                 experts += part.experts(own, request.root, i)
             elif isinstance(draft, Tree):
                 experts.append(TreeExpert(draft, i))
-            elif isinstance(draft, Lattice | Trellis):
+            elif isinstance(draft, Block):
                 experts += [LatticeExpert(draft, i)] if draft is not first else []
             elif draft is not None:
                 experts.append(ConditionalExpert(draft, i))

@@ -141,13 +141,13 @@ DRAFTERS: dict[str, Callable] = {
         tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), D2SDOptions(boundaries=2), "d2sd"
     ),
     "d2sd, one drafter, third level": lambda target, truth: D2SDDrafter(
-        drafter := tiny_dflash(target), drafter, D2SDOptions(passes=2, again=1), "d2sd"
+        drafter := tiny_dflash(target, rank=4), drafter, D2SDOptions(passes=2, again=1), "d2sd"
     ),
     "d2sd, further blocks": lambda target, truth: D2SDDrafter(
-        tiny_dflash(target), tiny_dflash(target, seed=2), D2SDOptions(again=0, further=1), "d2sd"
+        tiny_dflash(target), tiny_dflash(target, seed=2, rank=4), D2SDOptions(again=0, further=1), "d2sd"
     ),
     "d2sd, naive samples": lambda target, truth: D2SDDrafter(
-        drafter := tiny_dflash(target), drafter, D2SDOptions(samples=4), "d2sd"
+        drafter := tiny_dflash(target, rank=4), drafter, D2SDOptions(samples=4), "d2sd"
     ),
     "eagle3": lambda target, truth: tiny_eagle3(target),
     "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
