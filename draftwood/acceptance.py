@@ -73,21 +73,26 @@ class AcceptanceModel:
         """How many candidates of a depth are worth drafting, by the same rule: twice what recent trees had of one."""
         return None if len(self._widths) < TRIALS else 2 * max(self._widths)
 
-    def calibrate(self, mass: Floats, depths: Ints) -> Floats:
-        """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path."""
+    def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
+        """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.
+
+        With `optimism`, so many standard errors higher, and then they may rise.
+        """
         a, b, c = self.weights.tolist()
-        p: Floats = _sigmoid(a + b * _logit(mass) + c * (depths - 1)).astype(np.float32)
+        odds = a + b * _logit(mass) + c * (depths - 1)
+        if optimism:
+            features = _features(mass, depths).T
+            odds += optimism * np.sqrt((np.linalg.solve(self._information, features) * features).sum(axis=0))
+        p: Floats = _sigmoid(odds).astype(np.float32)
         return p
 
     def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
-        """The same, so many standard errors higher: nodes too unlikely to be verified are never seen to be likelier.
+        """The same, of no more nodes than may be verified before it is known whether drafting pays.
 
-        Of no more nodes than may be verified before it is known whether drafting pays.
+        Optimism lets nodes be verified that look too unlikely: else they would never be seen to be likelier.
         """
-        features = _features(mass, depths)[: TRIAL_NODES if len(self._recent) < TRIALS else None]
-        doubt = np.sqrt((np.linalg.solve(self._information, features.T) * features.T).sum(axis=0))
-        p: Floats = _sigmoid(features @ self.weights + optimism * doubt).astype(np.float32)
-        return p
+        known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
+        return self.calibrate(mass[known], depths[known], optimism)
 
     def observe(self, round: Round, typical: bool = True) -> None:
         """Learn from which nodes were accepted.
