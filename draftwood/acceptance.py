@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
-        self._information = PRIOR.copy()
+        self._information: Array = PRIOR
+        self._covariance: NDArray[np.floating[Any]] = np.linalg.inv(PRIOR)  # of the weights
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
@@ -62,11 +64,11 @@ class AcceptanceModel:
 
     @property
     def depth(self) -> int | None:
-        """How deep it is worth to draft: what recent trees used, and two more to find out; None if unknown.
+        """How deep it is worth to draft: what recent trees used, and one more to find out; None if unknown.
 
         A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
         """
-        return None if len(self._depths) < TRIALS else 2 + max(self._depths)
+        return None if len(self._depths) < TRIALS else 1 + max(self._depths)
 
     @property
     def width(self) -> int | None:
@@ -79,10 +81,10 @@ class AcceptanceModel:
         With `optimism`, so many standard errors higher, and then they may rise.
         """
         a, b, c = self.weights.tolist()
-        odds = a + b * _logit(mass) + c * (depths - 1)
+        features = _features(mass, depths)
+        odds = a + b * features[:, 1] + c * features[:, 2]
         if optimism:
-            features = _features(mass, depths).T
-            odds += optimism * np.sqrt((np.linalg.solve(self._information, features) * features).sum(axis=0))
+            odds += optimism * np.sqrt(((features @ self._covariance) * features).sum(axis=1))
         p: Floats = _sigmoid(odds).astype(np.float32)
         return p
 
@@ -151,6 +153,7 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._information = PRIOR + HERITAGE * (self._information - PRIOR)
+        model._covariance = np.linalg.inv(model._information)
         model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
         model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
         return model
@@ -177,8 +180,8 @@ class AcceptanceModel:
         evidence = (features * (p * (1 - p))[:, None]).T @ features
         self._information = MEMORY * self._information + forget + evidence
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
-        step = np.linalg.solve(self._information, pull)
-        self.weights = np.clip(self.weights + step, LOWEST, HIGHEST)
+        self._covariance = np.linalg.inv(self._information)
+        self.weights = np.clip(self.weights + self._covariance @ pull, LOWEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,14 +214,11 @@ def temperature_bucket(temperature: float) -> float:
 
 def _features(mass: Floats, depths: Ints) -> Array:
     """`[N, 3]`: 1, logit of the mass, depth - 1."""
-    logits = _logit(mass)
-    return np.stack([np.ones(len(logits)), logits, depths - 1.0], axis=1)
-
-
-def _logit(mass: Floats) -> Array:
     known = np.minimum(np.maximum(mass.astype(np.float64), FAINTEST), SURE)
-    odds: Array = np.log(known / (1 - known))
-    return odds
+    features = np.ones((len(mass), 3))
+    features[:, 1] = np.log(known / (1 - known))
+    features[:, 2] = depths - 1
+    return features
 
 
 def _sigmoid(x: Array) -> Array:

@@ -77,10 +77,10 @@ class Bastion(Joint):
         # paper's factor T_AR makes a speedup of this; being constant it does not move the maximum.
         size = len(mass)
         rate = expected(mass) / costs.round_s()[: 1 + size]
-        nodes = np.arange(1 + size)
         if self.widths:
-            nodes = np.array(sorted({0, size, *(w - 1 for w in self.widths if w <= size)}))
-        return int(nodes[np.argmax(rate[nodes] >= (1 - self.slack) * rate[nodes].max())])
+            worth = [0, size, *(w - 1 for w in self.widths if w <= size)]
+            rate[np.setdiff1d(np.arange(1 + size), worth)] = 0.0
+        return int(np.argmax(rate >= (1 - self.slack) * rate.max()))
 
     def together(
         self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
