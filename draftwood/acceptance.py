@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.ledger import Ledger
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
@@ -48,6 +49,7 @@ class AcceptanceModel:
         self._depths: deque[int] = deque(maxlen=SHAPED)  # of the deepest node that each of them verified
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
+        self._ledger = Ledger()
         self._seen = 0.0  # of them; pauses do not count as forgetting
         self._idle = 0
         self._prospect: Prospect | None = None
@@ -96,12 +98,14 @@ class AcceptanceModel:
         known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
         return self.calibrate(mass[known], depths[known], optimism)
 
-    def observe(self, round: Round, typical: bool = True) -> None:
-        """Learn from which nodes were accepted.
+    def observe(self, round: Round, typical: bool = True, plain_s: float | None = None) -> None:
+        """Learn from which nodes were accepted; of a request alone also from what a plain step would have taken.
 
         A round that is not `typical` was drafted because much was expected of it: it says nothing about others, so the
         outlook leaves it out.
         """
+        if plain_s is not None:
+            self._ledger.enter(round, plain_s)
         if not round.drafted:
             self._idle += 1
             return
@@ -145,7 +149,7 @@ class AcceptanceModel:
             return Outlook(float("nan"), self._idle)
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        tokens = prospect.tokens + OPTIMISM * prospect.doubt
+        tokens = prospect.tokens + OPTIMISM * prospect.doubt * self._ledger.affords
         return Outlook(float(tokens * costs.plain_s / seconds), self._idle, costs.resume)
 
     def child(self) -> AcceptanceModel:

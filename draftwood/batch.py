@@ -251,7 +251,8 @@ class Batch:
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                part.request.acceptance.observe(record, typical=drafted == len(writing))
+                plain_s = begun.costs[part.request.policy].plain_s if len(writing) == 1 else None
+                part.request.acceptance.observe(record, drafted == len(writing), plain_s)
                 if len(writing) > 1:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work

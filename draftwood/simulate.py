@@ -106,7 +106,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
         if drafts and not drafted:
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
-        model.observe(record)
+        model.observe(record, plain_s=costs.plain_s)
         played.rounds.append(record)
         played.clipped += _clipped(tree, record.draft)
         tokens = min(1 + record.accepted, end - at)

@@ -1,0 +1,39 @@
+"""What drafting has brought and cost lately, against plain decoding: how much hope may still cost.
+
+An upper confidence bound goes on with a drafter that pays a little too little for as long as that could be bad luck, and
+the doubt about the latest rounds never ends. As in conservative bandits (Wu et al., arXiv 1602.04282) it may do so only
+while all of it together has cost no more than a share of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.trace import Round
+
+SHARE = 0.025  # of the time, that drafting in hope may lose
+ADVANCE = 100.0  # plain steps, counted as spent before the first round: trials come first
+KEPT = 1 - 1 / 512  # of what was spent and saved, per round
+ODD = 2.0  # times what was expected of it is the most that a round counts as: a machine that was paused is no loss
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Of the rounds of one request at a time."""
+
+    spent: float = 0.0  # in all rounds, in plain steps
+    saved: float = 0.0  # in drafted rounds, in plain steps; below 0 is lost
+
+    @property
+    def affords(self) -> bool:
+        """Whether drafting may go on that only might pay."""
+        return self.saved >= -SHARE * (self.spent + ADVANCE)
+
+    def enter(self, round: Round, plain_s: float) -> None:
+        """A round, and what a plain step would have taken then."""
+        most = ODD * round.predicted_s if round.predicted else round.total_s
+        steps = min(round.total_s, most) / plain_s
+        self.spent = KEPT * self.spent + steps
+        self.saved *= KEPT
+        if round.drafted:
+            self.saved += 1 + round.accepted - steps
