@@ -1,6 +1,6 @@
 """What drafting has brought and cost lately, against plain decoding: how much hope may still cost.
 
-An upper confidence bound goes on with a drafter that pays a little too little for as long as that could be bad luck, and
+An upper confidence bound goes on with a drafter that pays too little for as long as that could be bad luck, and
 the doubt about the latest rounds never ends. As in conservative bandits (Wu et al., arXiv 1602.04282) it may do so only
 while all of it together has cost no more than a share of the time.
 """
