@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
-    "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "trace", "recording",
+    "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "ledger", "trace", "recording",
     "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "experts", "successors",
     "trellis", "errors", "store",
 }  # fmt: skip
