@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +40,7 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
-        self._information: Array = PRIOR
-        self._covariance: NDArray[np.floating[Any]] = np.linalg.inv(PRIOR)  # of the weights
+        self._inform(PRIOR)
         self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
         self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
         self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
@@ -156,8 +154,7 @@ class AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""
         model = AcceptanceModel()
         model.weights = self.weights.copy()
-        model._information = PRIOR + HERITAGE * (self._information - PRIOR)
-        model._covariance = np.linalg.inv(model._information)
+        model._inform(PRIOR + HERITAGE * (self._information - PRIOR))
         model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
         model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
         return model
@@ -182,10 +179,13 @@ class AcceptanceModel:
         p = _sigmoid(features @ self.weights)
         forget = (1 - MEMORY) * PRIOR
         evidence = (features * (p * (1 - p))[:, None]).T @ features
-        self._information = MEMORY * self._information + forget + evidence
+        self._inform(MEMORY * self._information + forget + evidence)
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
-        self._covariance = np.linalg.inv(self._information)
         self.weights = np.clip(self.weights + self._covariance @ pull, LOWEST, HIGHEST)
+
+    def _inform(self, information: Array) -> None:
+        self._information = information
+        self._covariance: Array = np.linalg.inv(information).astype(np.float64, copy=False)  # of the weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
