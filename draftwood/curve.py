@@ -1,9 +1,13 @@
-"""Seconds over width, learned: a prior times observed over expected at a few widths. See docs/latency-model.md."""
+"""Seconds over width, learned: a prior times observed over expected at a few widths. See docs/latency-model.md.
+
+The logarithms of these ratios are a Gaussian random walk that a Kalman filter follows. Widths near each other are off
+alike, so what is learned of one says something about others, about the less known ones most.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, log
+from math import inf, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +18,6 @@ Array = NDArray[np.float64]
 
 # Widths (tokens of one forward) at which something is learned. In between, seconds are linear in width.
 WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64)
-NEARNESS = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)  # what one width says about another
-PRIOR_WEIGHT = 0.25  # the prior counts as this many observations where only other widths have been seen
-ENOUGH = 10.0  # observations after which a width is as good a witness for its neighbours as it will be
 WIDE = 8  # tokens: from here on a doubling says more of arithmetic than of luck
 
 GAIN = 0.12  # weight of a new observation in the long run
@@ -24,9 +25,15 @@ CALM = 0.2  # the same for the spread
 DOUBT = 0.3  # spread of log-ratios that is expected before any is known
 LEAST_SPREAD = 0.01
 HEAD_START = 4.0  # observations that a level learned elsewhere counts as
-LATELY = 64  # observations of the curve that count as recent, those before less and less
-CURRENT = 4.0  # of them that a width must have had, or it may have changed
-LIMIT = 3.0  # spreads: an observation further off moves a level no more than one at this distance
+LIMIT = 3.0  # spreads: an observation further off moves nothing more than one at this distance
+
+# Variances of the log-ratios at WIDTHS, in those of one observation: what all of them share, what neighbours do, own.
+ALIKE = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)
+OWN = np.eye(len(WIDTHS))
+UNKNOWN = 1e6 + 10 * ALIKE + OWN  # of a curve that starts at the prior: the first round says how far off that is
+INHERITED = 1 + 0.2 * ALIKE + 0.02 * OWN  # of one that starts like another
+DRIFT = 0.01 * (0.75 * ALIKE + 0.25 * OWN)  # from one observation to the next
+SURE = 0.25  # a width of less variance is known better than by what wider ones say
 
 
 @dataclass(slots=True)
@@ -34,20 +41,15 @@ class Level:
     """A running log-ratio: early observations move it much, a late outlier barely."""
 
     value: float = 0.0
-    seen: float = 0.0  # observations; parts of one where it is shared between two levels
+    seen: float = 0.0  # observations
     spread: float = inf  # typical distance of an observation; infinite before the first
-    recent: float = 0.0  # the same as `seen`, forgetting those that were long ago
 
-    def move(self, error: float, step: float = 1.0, weight: float = 1.0) -> None:
-        """An observation at `value + error`; `step` scales the move, `weight` how much it counts as seen."""
+    def move(self, error: float) -> None:
+        """An observation at `value + error`."""
         error = min(max(error, -LIMIT * self.spread), LIMIT * self.spread)
-        self.value += step * max(1 / (1 + self.seen / 2), GAIN) * error
-        if self.spread == inf:
-            self.spread = DOUBT
-        # A normal error is 0.8 deviations on average. Lasting errors widen the spread until believed.
-        self.spread += CALM * weight * (abs(error) / 0.8 - self.spread)
-        self.spread = max(self.spread, LEAST_SPREAD)
-        self.seen += weight
+        self.value += max(1 / (1 + self.seen / 2), GAIN) * error
+        self.spread = widened(DOUBT if self.spread == inf else self.spread, error)
+        self.seen += 1
 
     def again(self) -> Level:
         """A head start for what is like it and not the same: few observations, and doubt."""
@@ -67,6 +69,11 @@ class Level:
         return cls(float(numbers[0]), float(numbers[1])).again()
 
 
+def widened(spread: float, error: float) -> float:
+    """The spread behind an observation that far off: lasting errors widen it until they are believed."""
+    return max(spread + CALM * (abs(error) / 0.8 - spread), LEAST_SPREAD)  # a normal error is 0.8 deviations on average
+
+
 class Curve:
     """Seconds over width: a prior times what was learned at each of `WIDTHS`."""
 
@@ -74,77 +81,72 @@ class Curve:
         """`like` is where to start from: its values, believed as little as a profile of another day. `rises`: widths
         beyond those known are believed to take more, if they do in one that is `like` it."""
         self._rises: bool = rises if like is None else like._rises
-        self.levels: list[Level] = [level.again() for level in like.levels] if like else [Level() for _ in WIDTHS]
+        self._value: Array = np.zeros(len(WIDTHS)) if like is None else like._value  # log of observed over expected
+        self._doubt: Array = UNKNOWN if like is None else INHERITED  # their covariance, in variances of one observation
+        self._seen: Array = np.zeros(len(WIDTHS)) if like is None else np.minimum(like._seen, HEAD_START)
+        self._spread = DOUBT  # of an observation: the root of its variance
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned
 
     def seconds(self, prior: Array) -> Array:
         """`[len(WIDTHS)]` seconds at `WIDTHS`, given the prior's.
 
-        A width that was run keeps what was learned there, cliffs included. One that was not takes its
-        neighbours' ratio, and is not believed to be cheaper than a narrower one that was run: a prior too
-        hopeful about wide forwards would lure a policy there. Nor is one that was seldom run, or not lately, believed
-        to be dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from
-        running it again.
+        A width that was not run is not believed to be cheaper than a narrower one that was: a prior too hopeful about
+        wide forwards would lure a policy there. Nor is one of which little is known, or was long ago, believed to be
+        dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from running it.
         """
         if self._last is None or self._last[0] is not prior:
             self._last = prior, self._seconds(prior)
         return self._last[1]
 
     def _seconds(self, prior: Array) -> Array:
-        seen = np.array([level.seen for level in self.levels])
-        value = np.array([level.value for level in self.levels])
-        witness = np.minimum(seen, ENOUGH)
-        neighbours = NEARNESS @ (witness * value) / (NEARNESS @ witness + PRIOR_WEIGHT)
-        run = prior * np.exp(value)
-        least = np.maximum.accumulate(np.where(seen > 0, run, 0.0))
-        seconds = np.where(seen > 0, run, np.maximum(prior * np.exp(neighbours), least))
-        sure = (seen >= ENOUGH) & np.array([level.recent >= CURRENT for level in self.levels])
-        most: Array = np.minimum.accumulate(np.where(sure, run, inf)[::-1])[::-1]
-        capped = np.where(sure, seconds, np.minimum(seconds, most))
-        return _rising(capped, seen >= HEAD_START) if self._rises else capped
+        seconds = prior * np.exp(self._value)
+        least = np.maximum.accumulate(np.where(self._seen > 0, seconds, 0.0))
+        seconds = np.where(self._seen > 0, seconds, np.maximum(seconds, least))
+        sure = self._doubt.diagonal() < SURE
+        most: Array = np.minimum.accumulate(np.where(sure, seconds, inf)[::-1])[::-1]
+        seconds = np.where(sure, seconds, np.minimum(seconds, most))
+        return _rising(seconds, self._seen >= HEAD_START) if self._rises else seconds
 
-    def familiar(self, width: int) -> float:
-        """How well the less known of the two widths around `width` is known, from 0 to 1."""
-        left = int(np.searchsorted(WIDTHS, width, side="right")) - 1
-        right = min(int(np.searchsorted(WIDTHS, width)), len(WIDTHS) - 1)
-        return min(self.levels[left].seen / ENOUGH, self.levels[right].seen / ENOUGH, 1.0)
-
-    def learn(self, width: int, seconds: float, prior: Array) -> float:
-        """One observation moves the widths on both sides of it, each by its nearness.
-
-        Returns the log of observed over expected.
-        """
-        left = min(int(np.searchsorted(WIDTHS, width, side="right")) - 1, len(WIDTHS) - 2)
-        right_part = float((width - WIDTHS[left]) / (WIDTHS[left + 1] - WIDTHS[left]))
-        now = self.seconds(prior)
-        error = log(seconds / float(np.interp(width, WIDTHS, now)))
+    def learn(self, width: int, seconds: float, prior: Array) -> tuple[float, float]:
+        """One observation. Returns the log of observed over expected, and how much of that the curve's own doubt does
+        not explain, from 0 to 1."""
+        parts, now = _parts(width), self.seconds(prior)
+        expected = float(parts @ now)
+        error = log(seconds / expected)
+        doubt, slope = self._doubt + DRIFT, parts * now / expected  # of the expected log by each ratio's
+        pull = doubt @ slope
+        variance = 1 + float(slope @ pull)  # of the error: the observation's and the curve's
+        scale = sqrt(variance)
+        moved = min(max(error / scale, -LIMIT * self._spread), LIMIT * self._spread)
+        believed = np.where(parts > 0, np.log(now / prior), self._value)
+        self._value = believed + pull * moved / scale
+        self._doubt = doubt - np.outer(pull, pull) / variance
+        self._spread = widened(self._spread, moved)
+        self._seen = self._seen + parts
         self._last = None
-        fresh = all(level.seen == 0 for level in self.levels)
-        parts = {left: 1 - right_part, left + 1: right_part}
-        # Normalised least mean squares: at a gain of 1 the curve would now pass through the observation.
-        norm = sum(part**2 for part in parts.values())
-        for level in self.levels:
-            level.recent *= 1 - 1 / LATELY
-        for knot, part in parts.items():
-            level = self.levels[knot]
-            if part and not level.seen and not fresh:  # start at what the neighbours say, and doubt the rest
-                level.value, level.spread = log(now[knot] / prior[knot]), DOUBT
-            if part:
-                level.move(error, step=part / norm, weight=part)
-                level.recent += part
-        return error
+        return error, max(2 - variance, 0.0)
 
-    def to_json(self) -> list[list[float] | None]:
-        return [level.to_json() for level in self.levels]
+    def to_json(self) -> list[list[float]]:
+        return np.stack([self._value, self._seen], 1).tolist()
 
     @classmethod
     def of_json(cls, data: object, rises: bool = True) -> Curve:
         """Raises ValueError for anything that `to_json` does not give."""
-        if not isinstance(data, list) or len(data) != len(WIDTHS):
-            raise ValueError("a curve has a level for each width")
+        found = np.array(data, np.float64)
+        if found.shape != (len(WIDTHS), 2) or not (np.abs(found) < 1e6).all():
+            raise ValueError("a curve has a value for each width, and how often it was seen")
         curve = cls(rises=rises)
-        curve.levels = [Level.of_json(entry) for entry in data]
-        return curve
+        curve._value, curve._seen = found.T
+        return cls(curve)
+
+
+def _parts(width: int) -> Array:
+    """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""
+    left = min(int(np.searchsorted(WIDTHS, width, side="right")) - 1, len(WIDTHS) - 2)
+    right_part = float((width - WIDTHS[left]) / (WIDTHS[left + 1] - WIDTHS[left]))
+    parts = np.zeros(len(WIDTHS))
+    parts[left : left + 2] = 1 - right_part, right_part
+    return parts
 
 
 def _rising(seconds: Array, known: Bools) -> Array:

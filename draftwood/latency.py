@@ -139,7 +139,8 @@ class LatencyModel:
         self._warm: set[int] = set()  # widths that have run in this process
         self._pace = 0.0  # log of how much slower everything is just now than it usually is
         self._latest: deque[Round] = deque(maxlen=LATEST)
-        self._trial: list[float] | None = None  # surprises since a profile was restored; None: nothing on trial
+        self._trial: list[float] | None = None  # errors of a profile that was restored; None: nothing on trial
+        self._kept = self._learned  # as restored, while on trial
         self._priors: dict[int, Array] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
 
@@ -147,7 +148,7 @@ class LatencyModel:
         """A model that knows what this one knows, and from here on learns for itself."""
         model = LatencyModel(self.machine, self._verify_work, self._draft_work)
         model._learned, model._warm, model._pace = deepcopy(self._learned), set(self._warm), self._pace
-        model._trial = None if self._trial is None else list(self._trial)
+        model._trial, model._kept = None if self._trial is None else list(self._trial), self._kept
         return model
 
     def resembling(
@@ -156,6 +157,7 @@ class LatencyModel:
         """A model of other work on this machine, which is likely to be as far from its prior; on trial."""
         model = LatencyModel(self.machine, verify_work, draft_work)
         model._learned, model._warm, model._pace, model._trial = self._learned.again(), set(self._warm), self._pace, []
+        model._kept = deepcopy(model._learned)
         return model
 
     def costs(self, n_max: int, context: int) -> Costs:
@@ -218,20 +220,20 @@ class LatencyModel:
     def _learn_verify(self, round: Round, usual: float) -> None:
         """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
 
-        A machine that slows down for a while slows all widths. Blaming the one in use would send the policy to
-        others until it had wronged them all.
+        What is not well known has itself to blame. A machine that slows down for a while slows all widths: blaming the
+        one in use would send the policy to others until it had wronged them all.
         """
         curve = self._learned.verify_at(round.context)
-        known = curve.familiar(round.width)  # a width that is new has itself to blame
-        surprise = curve.learn(round.width, usual, self._verify_prior(round.context))
+        surprise, known = curve.learn(round.width, usual, self._verify_prior(round.context))
         self._pace = FADE * (self._pace + PACE * known * min(max(surprise, -LEAP), LEAP))
         if self._trial is not None:
-            self._judge(abs(surprise + self._pace))
+            self._judge(round)
 
-    def _judge(self, error: float) -> None:
-        """Drop a restored profile whose first predictions are far off: another load, clock or build."""
+    def _judge(self, round: Round) -> None:
+        """Drop a restored profile that is far off as it was: of another load, clock or build."""
         assert self._trial is not None
-        self._trial.append(error)
+        kept = self._kept.verify_at(round.context).seconds(self._verify_prior(round.context))
+        self._trial.append(abs(log(round.seconds["verify"] / float(np.interp(round.width, WIDTHS, kept)))))
         if len(self._trial) == TRIAL:
             if float(np.median(self._trial)) > MISFIT:
                 self._learned, self._pace = Learned(), 0.0
@@ -252,7 +254,7 @@ class LatencyModel:
             self._learned = Learned.of_json(data)
         except (KeyError, TypeError, ValueError):
             raise BadInput("This is not a learned latency profile of this version; it will be learned anew.") from None
-        self._trial = []
+        self._trial, self._kept = [], deepcopy(self._learned)
         self._costs.clear()
 
     def _verify_prior(self, context: int) -> Array:
