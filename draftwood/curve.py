@@ -46,7 +46,7 @@ class Level:
 
     def move(self, error: float) -> None:
         """An observation at `value + error`."""
-        error = min(max(error, -LIMIT * self.spread), LIMIT * self.spread)
+        error = clipped(error, self.spread)
         self.value += max(1 / (1 + self.seen / 2), GAIN) * error
         self.spread = widened(DOUBT if self.spread == inf else self.spread, error)
         self.seen += 1
@@ -67,6 +67,10 @@ class Level:
         if len(numbers) != 2 or not all(isinstance(x, (int, float)) and abs(x) < 1e6 for x in numbers):
             raise ValueError("a level is a value and how often it was seen")
         return cls(float(numbers[0]), float(numbers[1])).again()
+
+
+def clipped(error: float, spread: float) -> float:
+    return min(max(error, -LIMIT * spread), LIMIT * spread)
 
 
 def widened(spread: float, error: float) -> float:
@@ -117,7 +121,7 @@ class Curve:
         pull = doubt @ slope
         variance = 1 + float(slope @ pull)  # of the error: the observation's and the curve's
         scale = sqrt(variance)
-        moved = min(max(error / scale, -LIMIT * self._spread), LIMIT * self._spread)
+        moved = clipped(error / scale, self._spread)
         believed = np.where(parts > 0, np.log(now / prior), self._value)
         self._value = believed + pull * moved / scale
         self._doubt = doubt - np.outer(pull, pull) / variance
@@ -142,10 +146,10 @@ class Curve:
 
 def _parts(width: int) -> Array:
     """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""
-    left = min(int(np.searchsorted(WIDTHS, width, side="right")) - 1, len(WIDTHS) - 2)
-    right_part = float((width - WIDTHS[left]) / (WIDTHS[left + 1] - WIDTHS[left]))
+    place = float(np.interp(width, WIDTHS, np.arange(len(WIDTHS))))  # a wider one than all counts as the last
+    left = min(int(place), len(WIDTHS) - 2)
     parts = np.zeros(len(WIDTHS))
-    parts[left : left + 2] = 1 - right_part, right_part
+    parts[left : left + 2] = left + 1 - place, place - left
     return parts
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp, log
 
 import numpy as np
@@ -122,6 +122,14 @@ class Learned:
         return learned
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """What was restored, as it was, and how far off it has been since."""
+
+    kept: Learned
+    errors: list[float] = field(default_factory=list)
+
+
 class LatencyModel:
     """Seconds of the parts of a round, for one target and one drafter on one machine.
 
@@ -139,8 +147,7 @@ class LatencyModel:
         self._warm: set[int] = set()  # widths that have run in this process
         self._pace = 0.0  # log of how much slower everything is just now than it usually is
         self._latest: deque[Round] = deque(maxlen=LATEST)
-        self._trial: list[float] | None = None  # errors of a profile that was restored; None: nothing on trial
-        self._kept = self._learned  # as restored, while on trial
+        self._trial: _Trial | None = None  # of a profile that was restored lately
         self._priors: dict[int, Array] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
 
@@ -148,7 +155,7 @@ class LatencyModel:
         """A model that knows what this one knows, and from here on learns for itself."""
         model = LatencyModel(self.machine, self._verify_work, self._draft_work)
         model._learned, model._warm, model._pace = deepcopy(self._learned), set(self._warm), self._pace
-        model._trial, model._kept = None if self._trial is None else list(self._trial), self._kept
+        model._trial = deepcopy(self._trial)
         return model
 
     def resembling(
@@ -156,8 +163,8 @@ class LatencyModel:
     ) -> LatencyModel:
         """A model of other work on this machine, which is likely to be as far from its prior; on trial."""
         model = LatencyModel(self.machine, verify_work, draft_work)
-        model._learned, model._warm, model._pace, model._trial = self._learned.again(), set(self._warm), self._pace, []
-        model._kept = deepcopy(model._learned)
+        model._learned, model._warm, model._pace = self._learned.again(), set(self._warm), self._pace
+        model._trial = _Trial(deepcopy(model._learned))
         return model
 
     def costs(self, n_max: int, context: int) -> Costs:
@@ -227,15 +234,14 @@ class LatencyModel:
         surprise, known = curve.learn(round.width, usual, self._verify_prior(round.context))
         self._pace = FADE * (self._pace + PACE * known * min(max(surprise, -LEAP), LEAP))
         if self._trial is not None:
-            self._judge(round)
+            self._judge(self._trial, round)
 
-    def _judge(self, round: Round) -> None:
+    def _judge(self, trial: _Trial, round: Round) -> None:
         """Drop a restored profile that is far off as it was: of another load, clock or build."""
-        assert self._trial is not None
-        kept = self._kept.verify_at(round.context).seconds(self._verify_prior(round.context))
-        self._trial.append(abs(log(round.seconds["verify"] / float(np.interp(round.width, WIDTHS, kept)))))
-        if len(self._trial) == TRIAL:
-            if float(np.median(self._trial)) > MISFIT:
+        kept = trial.kept.verify_at(round.context).seconds(self._verify_prior(round.context))
+        trial.errors.append(abs(log(round.seconds["verify"] / float(np.interp(round.width, WIDTHS, kept)))))
+        if len(trial.errors) == TRIAL:
+            if float(np.median(trial.errors)) > MISFIT:
                 self._learned, self._pace = Learned(), 0.0
             self._trial = None
 
@@ -254,7 +260,7 @@ class LatencyModel:
             self._learned = Learned.of_json(data)
         except (KeyError, TypeError, ValueError):
             raise BadInput("This is not a learned latency profile of this version; it will be learned anew.") from None
-        self._trial, self._kept = [], deepcopy(self._learned)
+        self._trial = _Trial(deepcopy(self._learned))
         self._costs.clear()
 
     def _verify_prior(self, context: int) -> Array:

@@ -150,6 +150,23 @@ def test_widths_never_run_follow_their_neighbours() -> None:
     assert abs(learned - TRUE_S[64]) < 0.5 * abs(prior - TRUE_S[64])
 
 
+def test_a_width_that_does_not_run_follows_those_that_do() -> None:
+    """What it learned was of a machine as it was then: of what happens to its neighbours it takes a part."""
+    latency = trained([4, 8, 16], rounds=60)
+    before = latency.costs(15, 100).verify_s
+    for i in range(150):
+        latency.observe(a_round(3 + 4 * (i % 2), 2 * TRUE_S[4 + 4 * (i % 2)]))
+    after = latency.costs(15, 100).verify_s
+    assert after[7] / before[7] == pytest.approx(2, rel=0.05) and after[15] / before[15] > 1.25
+
+
+def test_a_forward_wider_than_all_that_is_learned_counts_as_the_widest() -> None:
+    latency = trained([1, 8])
+    for _ in range(60):
+        latency.observe(a_round(9000, 0.5))
+    assert latency.costs(9000, 100).verify_s[9000] == pytest.approx(0.5, rel=0.05)
+
+
 def test_widths_beyond_those_known_go_on_to_rise() -> None:
     """As the last doubling did: a width where arithmetic has become dear says so of the next."""
     latency = model()
