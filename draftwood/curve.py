@@ -17,7 +17,8 @@ from draftwood.tree import Bools
 Array = NDArray[np.float64]
 
 # Widths (tokens of one forward) at which something is learned. In between, seconds are linear in width.
-WIDTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64)
+# Each one up to 8: kernels step there, and policies choose between neighbours.
+WIDTHS = np.array([*range(1, 9), 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096], np.float64)
 WIDE = 8  # tokens: from here on a doubling says more of arithmetic than of luck
 
 GAIN = 0.12  # weight of a new observation in the long run
@@ -31,8 +32,10 @@ LIMIT = 3.0  # spreads: an observation further off moves nothing more than one a
 ALIKE = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)
 OWN = np.eye(len(WIDTHS))
 UNKNOWN = 1e6 + 10 * ALIKE + OWN  # of a curve that starts at the prior: the first round says how far off that is
-INHERITED = 1 + 0.2 * ALIKE + 0.02 * OWN  # of one that starts like another
-DRIFT = 0.01 * (0.75 * ALIKE + 0.25 * OWN)  # from one observation to the next
+INHERITED = 1 + 0.05 * ALIKE + 0.01 * OWN  # of one that starts like another
+# From one observation to the next. A machine's moods come and go for all widths (the pace); their ratios hardly move,
+# and a policy lives by these: what drifted faster would follow the moods.
+DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
 SURE = 0.25  # a width of less variance is known better than by what wider ones say
 
 
@@ -122,9 +125,10 @@ class Curve:
         variance = 1 + float(slope @ pull)  # of the error: the observation's and the curve's
         scale = sqrt(variance)
         moved = clipped(error / scale, self._spread)
+        share = moved * scale / error if error else 1.0  # of the observation that is believed: it teaches no more
         believed = np.where(parts > 0, np.log(now / prior), self._value)
         self._value = believed + pull * moved / scale
-        self._doubt = doubt - np.outer(pull, pull) / variance
+        self._doubt = doubt - share * np.outer(pull, pull) / variance
         self._spread = widened(self._spread, moved)
         self._seen = self._seen + parts
         self._last = None

@@ -23,11 +23,7 @@ from draftwood.trace import Errors, Round, prediction_errors
 BUCKET = 64  # tokens of context that share one prior: their KV is small beside the weights
 FIRST_REACH = 1024  # tokens of context that share what is learned; then each doubling has its own
 
-PACE, FADE, LEAP = (
-    0.35,
-    0.95,
-    0.1,
-)  # the pace follows and is forgotten within some ten rounds; one moves it 0.035 at most
+PACE, FADE, LEAP = 0.35, 0.97, 0.1  # the pace follows and is forgotten within some thirty rounds; one moves it 0.035
 LATEST = 256  # rounds that `errors` looks at
 ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
 TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
-WARM_TOKENS = 24
+WARM_TOKENS = 48
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
 
 
@@ -90,10 +90,7 @@ def warmed(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool
     Kernels of their widths exist, and all know what any of them learned about seconds, as from a profile. Each in a
     process of its own from here on: what one learns from texts and clocks helps no other.
     """
-    read(ran, prompt, known)
-    for engine in ran.values():
-        warm = Answering(engine, prompt, WARM_TOKENS, Sampling(), known[engine.drafter is None])
-        warm.run(WARM_TOKENS)
+    race(ran, prompt, WARM_TOKENS, Sampling(), known, 0)
     return {method: engine.fresh() for method, engine in ran.items()}
 
 

@@ -160,6 +160,33 @@ def test_a_width_that_does_not_run_follows_those_that_do() -> None:
     assert after[7] / before[7] == pytest.approx(2, rel=0.05) and after[15] / before[15] > 1.25
 
 
+def test_widths_beside_each_other_are_told_apart() -> None:
+    """A kernel that steps from 5 to 6 tokens: a policy must see what the sixth one costs."""
+    latency = model()
+    for i in range(60):
+        latency.observe(a_round(3 + i % 4, 0.040 if i % 4 < 2 else 0.050))
+    assert latency.costs(8, 100).verify_s[3:7] == pytest.approx([0.040, 0.040, 0.050, 0.050], rel=0.02)
+
+
+def test_moods_of_the_machine_leave_the_ratio_of_two_widths_alone() -> None:
+    """Spells of ten rounds, each a tenth slower or faster, in which other widths happen to run."""
+    latency, rng = trained([2, 4], rounds=60, noise=0.0), np.random.default_rng(0)
+    for _ in range(40):
+        width, mood = int(rng.choice([2, 4])), np.exp(0.1 * rng.normal())
+        for _ in range(10):
+            latency.observe(a_round(width - 1, TRUE_S[width] * mood * np.exp(0.05 * rng.normal())))
+        costs = latency.costs(3, 100).verify_s
+        assert costs[3] / costs[1] == pytest.approx(TRUE_S[4] / TRUE_S[2], rel=0.06)
+
+
+def test_a_width_that_comes_late_is_learned_at_once() -> None:
+    """However far off its neighbours led, and however little rounds have wavered before."""
+    latency = trained([1, 8], rounds=200, noise=0.01)
+    for _ in range(12):
+        latency.observe(a_round(255, 1.5))
+    assert latency.costs(255, 100).verify_s[255] == pytest.approx(1.5, rel=0.1)
+
+
 def test_a_forward_wider_than_all_that_is_learned_counts_as_the_widest() -> None:
     latency = trained([1, 8])
     for _ in range(60):
