@@ -32,6 +32,7 @@ TRIALS = 8  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
+CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -117,6 +118,14 @@ class AcceptanceModel:
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
             self._remember(features, 1 + round.accepted)
+
+    def turn(self) -> None:
+        """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
+        weight = sum(self._shares)
+        if weight > CARRIED:
+            self._shares = deque((share * CARRIED / weight for share in self._shares), KEPT)
+            self._seen = min(self._seen, CARRIED)
+            self._prospect = None
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""

@@ -93,6 +93,8 @@ class Batch:
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
         self._rounds.join(request, prefix)
+        if not self.requests:  # beside others it starts from a model of its own
+            request.acceptance.turn()
         self.requests.append(request)
 
     def leave(self, request: Request) -> None:

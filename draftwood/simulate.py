@@ -85,6 +85,7 @@ def replay(policy: Policy, texts: Iterable[Script], prices: Prices) -> Replayed:
     models: dict[float, AcceptanceModel] = {}
     for script in texts:
         model = models.setdefault(script.answer.temperature, AcceptanceModel())
+        model.turn()
         _play(policy, script, prices, model, played)
     return played
 
