@@ -15,6 +15,7 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.target import Target
+from draftwood.trace import Round
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
 
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
@@ -164,6 +165,21 @@ def test_one_request_falls_back_while_another_speculates() -> None:
                 drafted[request].append(step.round.n)
     assert min(drafted[known]) > 0 and drafted[unknown][0] > 0
     assert drafted[unknown][-10:].count(0) > 5
+
+
+def test_only_a_request_that_is_alone_looks_at_its_text_afresh() -> None:
+    """Beside others it starts from a model of its own, and theirs goes on."""
+    made = engine(tiny_target(), Noisy("noisy"))
+    batch, first, second = made.batch(), made.request(PROMPT, 5), made.request(PROMPT, 5)
+    assert first.acceptance is second.acceptance
+    for _ in range(100):
+        first.acceptance.observe(Round(0, 0, True, np.zeros(0, np.float32), np.zeros(0, np.int64), [], {}, {}))
+    settled = first.acceptance.prospect()
+    batch.join(first)
+    doubtful = first.acceptance.prospect()
+    batch.join(second)
+    assert settled is not None and doubtful is not None and doubtful.doubt > settled.doubt
+    assert first.acceptance.prospect() == doubtful
 
 
 def test_prompts_are_read_in_chunks_beside_trees() -> None:
