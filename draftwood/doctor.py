@@ -22,6 +22,7 @@ from draftwood.latency import Machine
 from draftwood.loading import parse_device
 from draftwood.memory import on_meta
 from draftwood.native.build import operators
+from draftwood.packing import kind
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 from draftwood.store import read_json
@@ -122,7 +123,8 @@ def operators_state(device: torch.device, dtype: torch.dtype) -> str:
     built = operators()
     if built.library is None:
         return f"not compiled, PyTorch's are used: {built.reason}"
-    return f"{built.reason}; the lean path attends with them, too, instead of with a backend named above"
+    attends = "the lean path attends with them, too, instead of with a backend named above"
+    return f"{built.reason}; {attends}; weights are read by {kind(dtype)}"
 
 
 def latency_errors(profiles: Path) -> dict[str, dict[str, list[float]]]:

@@ -22,7 +22,7 @@ from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, norm
 from draftwood.errors import BadModel
 from draftwood.native.forward import Native, Parts, bind
-from draftwood.packing import LEAST_ROWS, fuse, fuse_packed, pack_linears
+from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
 from draftwood.uniform import UniformLinear
@@ -76,12 +76,12 @@ class Lean:
         self._collect_anew()
 
     def _collect_anew(self) -> None:
-        config, decoder = self.model.config, self.model.model
+        decoder = self.model.model
         self.rotary = Rotary(decoder.rotary_emb, decoder.norm.weight)
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
-        self.native = bind(self.shape, self.scale, config.hidden_size, config.intermediate_size, decoder.norm.weight)
+        self.native = bind(self.shape, self.scale, self._layers, self.windows, decoder.norm.weight)
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
@@ -115,7 +115,7 @@ class Lean:
     @property
     def launches_per_layer(self) -> int:
         """For the latency prior only."""
-        return 9 if isinstance(self.native, Native) else 20
+        return self.native.calls_per_layer if isinstance(self.native, Native) else 20
 
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
@@ -159,8 +159,8 @@ class Lean:
 
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` with everything between the products in compiled operators."""
-        size = plan.tokens.shape[1]
-        tokens = F.pad(plan.tokens[0], (0, max(0, LEAST_ROWS - size)))
+        size, least = plan.tokens.shape[1], native.least_rows
+        tokens = F.pad(plan.tokens[0], (0, max(0, least - size)))
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
         taps = x.new_empty(len(x), len(self._taps), x.shape[1])
         into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
@@ -168,11 +168,11 @@ class Lean:
         rows = [cache.rows[part.row] for part in plan.segments]
         like = x.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
-        x = native.run(self._layers, x, cos, sin, parts, self.windows, self.model.model.norm.weight, into)
+        x = native.run(x, cos, sin, parts, [False] * len(self._layers), into)
         tapped = taps[:size].flatten(1) if self._taps else None
         if plan.wanted is not None:
             size = len(plan.wanted)
-            x = F.pad(x[plan.wanted], (0, 0, 0, max(0, LEAST_ROWS - size)))
+            x = F.pad(x[plan.wanted], (0, 0, 0, max(0, least - size)))
         return Verified(self.model.lm_head(x)[:size], tapped)
 
     @property

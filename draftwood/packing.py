@@ -1,7 +1,8 @@
-"""Weights of linear layers in oneDNN's blocked layout, for CPUs: the same products about twice as fast.
+"""Weights of linear layers laid out for CPUs, once, in the order in which products read them.
 
 PyTorch hands oneDNN row-major weights, which it reorders at every call. For the few rows of a decoding step the
-reordering costs as much as the product. Packed once, the results are the same numbers (bit for bit in bf16).
+reordering costs as much as the product. Its own layout is better, but few rows read it at half of memory's speed.
+The compiled products (`native/products.py`) do not; they serve bf16 where there are no matrix units.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from draftwood.native.build import operators
+from draftwood.native.products import Panels, takes
+
 PACKABLE = (torch.bfloat16, torch.float32)
-LEAST_ROWS = 4  # products of 1 to 3 rows take longer than those of 4
+LEAST_ROWS = 4  # oneDNN's products of 1 to 3 rows take longer than those of 4
 TRIALS, MOST_ROWS = 200_000, 4096  # outputs compared, and rows of the weight, to find out about rows alone
 
 
@@ -42,6 +46,24 @@ def differs_alone(rows: int, columns: int, dtype: torch.dtype) -> bool:
     return not torch.equal(alone, product(x, packed, None))
 
 
+class Blocks:
+    """A weight `[out, in]` in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = pack(weight)
+        self._pairs = differs_alone(*weight.shape, weight.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias` of `x` [..., in]."""
+        if self._pairs and x.shape[:-1].numel() == 1:
+            return product(torch.cat([x, x]), self._packed, bias)[:1]
+        return product(x, self._packed, bias)
+
+    def dense(self) -> Tensor:
+        """The weight again, as a copy."""
+        return self._packed.to_dense()
+
+
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` with the weight packed; replaces the `nn.Linear` it was made from."""
 
@@ -49,20 +71,14 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        self._packed = pack(weight)
-        self._pairs = differs_alone(*weight.shape, weight.dtype)
+        self.layout = Panels(weight) if takes(weight) else Blocks(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._pairs and x.shape[:-1].numel() == 1:
-            return self._product(torch.cat([x, x]))[:1]
-        return self._product(x)
-
-    def _product(self, x: Tensor) -> Tensor:
-        return product(x, self._packed, self.bias)
+        return self.layout.product(x, self.bias)
 
     def unpacked(self) -> Tensor:
         """The row-major weight `[out, in]` again, as a copy."""
-        return self._packed.to_dense()
+        return self.layout.dense()
 
 
 class PackedPart(nn.Module):
@@ -74,6 +90,13 @@ class PackedPart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.whole(x)[..., self.start : self.stop]
+
+
+def panels_of(layer: nn.Module) -> tuple[int, int] | None:
+    """Where the compiled products read a layer's weight and bias, 0 if it has none; None if others serve it."""
+    if isinstance(layer, PackedLinear) and isinstance(layer.layout, Panels):
+        return layer.layout.address, 0 if layer.bias is None else layer.bias.data_ptr()
+    return None
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
@@ -89,10 +112,20 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN has a packed product for this weight on this machine."""
+    """Whether there is a packed product for this weight on this machine."""
+    if takes(weight):
+        return True
     if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def kind(dtype: torch.dtype) -> str:
+    """Whose products of packed weights run: what measured times belong to."""
+    like = torch.empty(2, 2, dtype=dtype)
+    if takes(like):
+        return f"compiled products {operators().version}"
+    return "oneDNN's products" if can_pack(like) else "plain products"
 
 
 def pack_linears(model: nn.Module) -> None:

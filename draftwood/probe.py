@@ -6,7 +6,6 @@ There is no table of processor or GPU names: a name says nothing about clocks, m
 from __future__ import annotations
 
 import contextlib
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 import torch
 
 from draftwood.latency import Machine
-from draftwood.packing import linear
+from draftwood.packing import kind, linear
+from draftwood.processor import processor
 from draftwood.store import cached_file, read_json, write_json
 
 STREAM_BYTES = 256 << 20  # more weights than caches hold
@@ -76,16 +76,7 @@ def machine_name(device: torch.device, dtype: torch.dtype) -> str:
     """Everything that a measurement depends on, in one line."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {dtype}, torch {torch.__version__}"
-    return f"{processor()}, {torch.get_num_threads()} threads, {dtype}, torch {torch.__version__}"
-
-
-def processor() -> str:
-    """The processor's name."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return f"{processor()}, {torch.get_num_threads()} threads, {dtype}, {kind(dtype)}, torch {torch.__version__}"
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

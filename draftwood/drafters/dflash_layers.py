@@ -37,19 +37,21 @@ class BlockLayers(Protocol):
 
 
 def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
-    found = bind(config.shape, config.head_dim**-0.5, config.hidden_size, config.intermediate_size, weights.norm)
+    windows = [sight.window for sight in config.sights]
+    found = bind(config.shape, config.head_dim**-0.5, weights.layers, windows, weights.norm)
     # The operators do not look how far ahead a token is.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     if isinstance(found, Native) and near:
-        return NativeLayers(found, config, weights, rotary)
+        return NativeLayers(found, config, rotary)
     return TorchLayers(config, weights, rotary)
 
 
 class NativeLayers:
     """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
 
-    def __init__(self, native: Native, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
-        self._native, self._weights, self._rotary, self._sights = native, weights, rotary, config.sights
+    def __init__(self, native: Native, config: DFlashConfig, rotary: Rotary) -> None:
+        self._native, self._rotary = native, rotary
+        self._whole = [not sight.causal for sight in config.sights]
 
     def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
         size = len(x) // len(states)
@@ -61,11 +63,9 @@ class NativeLayers:
             segments,
             [state.kv.shape[3] for state in states],
             [_addresses(state.kv) for state in states],
-            lambda layer: not self._sights[layer].causal,
         )
-        windows = [sight.window for sight in self._sights]
         cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
-        return self._native.run(self._weights.layers, x, cos, sin, parts, windows, self._weights.norm, {})
+        return self._native.run(x, cos, sin, parts, self._whole, {})
 
 
 def _addresses(kv: Tensor) -> NDArray[np.int64]:

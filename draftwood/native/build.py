@@ -1,4 +1,4 @@
-"""Compiling `ops.c` once per machine into the user's cache, and saying why where that is not possible."""
+"""Compiling the operators once per machine into the user's cache, and saying why where that is not possible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwood.config import Config, config
-from draftwood.probe import processor
+from draftwood.processor import processor
 
-SOURCE = Path(__file__).with_name("ops.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("native.h", "ops.c", "products.c", "layers.c")]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
 FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
@@ -37,7 +37,7 @@ class Built:
 
     @property
     def version(self) -> str:
-        """Of their source, compiler and machine, in eight letters."""
+        """Of their sources, compiler and machine, in eight letters."""
         assert self.library is not None, self.reason
         return self.library.stem[-8:]
 
@@ -45,7 +45,8 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        loaded.attend.restype = ctypes.c_int
+        for function in (loaded.attend, loaded.has_products, loaded.multiply, loaded.run_layers):
+            function.restype = ctypes.c_int
         return loaded
 
 
@@ -66,7 +67,8 @@ def build(folder: Path, machine: str) -> Built:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
-    key = hashlib.sha256("|".join([SOURCE.read_text(encoding="utf-8"), str(FLAGS), compiler, machine]).encode())
+    sources = [source.read_text(encoding="utf-8") for source in SOURCES]
+    key = hashlib.sha256("|".join([*sources, str(FLAGS), compiler, machine]).encode())
     library = folder / f"ops-{key.hexdigest()[:16]}.so"
     if library.is_file():
         return Built(library, f"compiled by {compiler}")
@@ -83,7 +85,7 @@ def _compile(compiler: str, library: Path) -> Built:
     for flags in FLAGS:
         handle, draft = tempfile.mkstemp(suffix=".so", dir=library.parent)
         os.close(handle)
-        command = [compiler, *COMMON, *flags, "-o", draft, str(SOURCE), "-lm"]
+        command = [compiler, *COMMON, *flags, "-o", draft, *map(str, SOURCES[1:]), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:

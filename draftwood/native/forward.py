@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_float, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,10 +14,14 @@ from torch import Tensor
 from draftwood.decoder import Layer, Shape
 from draftwood.errors import BadModel
 from draftwood.native.build import Built, operators
+from draftwood.packing import LEAST_ROWS, panels_of
 from draftwood.plan import Segment
 
-LANES = 16  # as in ops.c
-MOST_DIM = 512
+LANES = 16  # as in native.h
+MOST_DIM = 512  # as in ops.c
+WHOLE, TAP = -2, -1  # columns of the table that change from call to call
+
+Table: TypeAlias = NDArray[np.int64]
 
 
 def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str | None:
@@ -29,92 +33,158 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
     return None
 
 
-def bind(shape: Shape, scale: float, hidden: int, inner: int, like: Tensor) -> Native | str:
-    """The operators bound to a model whose weights are `like` this one, or why there are none."""
-    if like.device.type != "cpu":
+def bind(
+    shape: Shape, scale: float, layers: Sequence[Layer], windows: Sequence[int | None], last_norm: Tensor
+) -> Native | str:
+    """The operators bound to a model's layers and the norm behind them, or why there are none."""
+    if last_norm.device.type != "cpu":
         return "the model is not on a CPU"
-    reason = declines(shape, hidden, inner, like.dtype)
+    reason = declines(shape, len(last_norm), _inner(layers), last_norm.dtype)
     if reason is not None:
         return reason
     built = operators()
-    return Native(built, shape, scale) if built.library else built.reason
+    return Native(built, shape, scale, layers, windows, last_norm) if built.library else built.reason
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Native:
-    """The operators bound to one model's shape."""
+    """The operators bound to one model's layers."""
 
-    built: Built
-    shape: Shape
-    scale: float
+    def __init__(
+        self,
+        built: Built,
+        shape: Shape,
+        scale: float,
+        layers: Sequence[Layer],
+        windows: Sequence[int | None],
+        last_norm: Tensor,
+    ) -> None:
+        self.built, self._shape, self._scale, self._last_norm = built, shape, scale, last_norm
+        self._layers, self._windows, self._table = layers, windows, _table(layers, windows)
+        inner = _inner(layers)
+        self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, len(last_norm), inner, shape.norm_eps, scale)
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
+    @property
+    def calls_per_layer(self) -> int:
+        return 9 if self._table is None else 0
+
+    @property
+    def least_rows(self) -> int:
+        """Forwards of fewer rows are no quicker than of so many."""
+        return LEAST_ROWS if self._table is None else 1
+
+    def run(
+        self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, whole: Sequence[bool], taps: Mapping[int, Tensor]
+    ) -> Tensor:
+        """All layers over `x` [N, hidden], which is written over, and the norm behind them; `cos` and `sin` [N, D].
+
+        In layers that are `whole` all tokens of a segment see each other. `taps[i]` [N, hidden] takes what layer i - 1
+        gave.
+        """
+        if self._table is None:
+            return self._run_apart(x, cos, sin, parts, whole, taps)
+        table, out = self._table.copy(), torch.empty_like(x)
+        table[:, WHOLE] = whole
+        for i, tap in taps.items():
+            if i < len(table):
+                table[i, TAP] = tap.data_ptr()
+        stride = next((tap.stride(0) for tap in taps.values()), 0)
+        failed = self.built.functions.run_layers(
+            c_void_p(table.ctypes.data), c_int64(len(table)), byref(self._sizes), _at(x), _at(out), c_int64(len(x)),
+            _at(cos), _at(sin), *parts.everywhere(), _at(self._last_norm), _at(taps.get(len(table))), c_int64(stride),
+            _threads(),
+        )  # fmt: skip
+        if failed:
+            raise BadModel(f"{len(x)} rows behind {parts.longest} tokens found no memory.")
+        return out
+
+    def _run_apart(
+        self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, whole: Sequence[bool], taps: Mapping[int, Tensor]
+    ) -> Tensor:
+        """`run` around products that are not compiled."""
+        delta = None
+        for i, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._add_norm(x, delta, layer.input_norm, taps.get(i)))
+            seen = self._attend(layer, qkv, cos, sin, parts.at(i, whole[i]), parts.longest, self._windows[i])
+            gate_up = layer.gate_up(self._add_norm(x, layer.output(seen), layer.post_norm))
+            delta = layer.down(self._swiglu(gate_up))
+        return self._add_norm(x, delta, self._last_norm, taps.get(len(self._layers)))
+
+    def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
         out = torch.empty_like(x)
         taken = _at(tap), c_int64(0 if tap is None else tap.stride(0))
-        eps, sizes = c_float(self.shape.norm_eps), _sizes(*x.shape)
+        eps, sizes = c_float(self._shape.norm_eps), _sizes(*x.shape)
         self.built.functions.add_norm(_at(x), _at(delta), _at(weight), _at(out), *taken, eps, *sizes, _threads())
         return out
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
+    def _swiglu(self, gate_up: Tensor) -> Tensor:
         """`[N, I]` of `[N, 2 I]`."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         self.built.functions.swiglu(_at(gate_up), _at(out), *_sizes(*out.shape), _threads())
         return out
 
-    def run(
+    def _attend(
         self,
-        layers: Sequence[Layer],
-        x: Tensor,
+        layer: Layer,
+        qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        parts: Parts,
-        windows: Sequence[int | None],
-        last_norm: Tensor,
-        taps: Mapping[int, Tensor],
-    ) -> Tensor:
-        """All layers over `x` [N, hidden], which is written over, and the norm behind them; `cos` and `sin` [N, D].
-
-        `taps[i]` [N, hidden] takes what layer i - 1 gave.
-        """
-        delta = None
-        for i, layer in enumerate(layers):
-            qkv = layer.qkv(self.add_norm(x, delta, layer.input_norm, taps.get(i)))
-            seen = self._attend(layer, qkv, cos, sin, parts, i, windows[i])
-            gate_up = layer.gate_up(self.add_norm(x, layer.output(seen), layer.post_norm))
-            delta = layer.down(self.swiglu(gate_up))
-        return self.add_norm(x, delta, last_norm, taps.get(len(layers)))
-
-    def _attend(
-        self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor, parts: Parts, index: int, window: int | None
+        where: tuple[c_void_p, c_int64],
+        longest: int,
+        window: int | None,
     ) -> Tensor:
         """What each token sees, `[N, H * D]`, for qkv `[N, (H + 2 G) * D]`; keys and values go into their slots."""
-        shape, functions = self.shape, self.built.functions
+        shape, functions = self._shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
-        where = parts.at(index)
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
         turn = (_at(layer.qk_norm), _at(cos), _at(sin))
         functions.rotate_store(_at(qkv), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads())
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
-        how = (c_int64(window or 0), c_float(self.scale), _threads())
+        how = (c_int64(window or 0), c_float(self._scale), _threads())
         if functions.attend(_at(q), *where, _at(seen), *sizes, *how):
-            raise BadModel(f"Attention over {parts.longest} tokens found no memory for its scores.")
+            raise BadModel(f"Attention over {longest} tokens found no memory for its scores.")
         return seen.flatten(1)
 
 
+class _Sizes(Structure):
+    """`Shape` in layers.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "kv_heads", "dim", "hidden", "inner")),
+        ("eps", c_float),
+        ("scale", c_float),
+    )
+
+
+def _inner(layers: Sequence[Layer]) -> int:
+    """How wide the MLP is inside."""
+    down: Any = layers[0].down
+    return int(down.in_features)
+
+
+def _table(layers: Sequence[Layer], windows: Sequence[int | None]) -> Table | None:
+    """`Layer` in layers.c, a row for each; None where products are not compiled."""
+    rows = []
+    for layer, window in zip(layers, windows, strict=True):
+        linears = [panels_of(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        if None in linears:
+            return None
+        norms = [
+            0 if weight is None else weight.data_ptr() for weight in (layer.input_norm, layer.qk_norm, layer.post_norm)
+        ]
+        rows.append([*norms, *(address for linear in linears if linear for address in linear), window or 0, 0, 0])
+    return np.array(rows, np.int64)
+
+
 class Parts:
-    """Segments as the operators read them: `Part` in ops.c, a row for each."""
+    """Segments as the operators read them: `Part` in native.h, a row for each."""
 
     def __init__(
-        self,
-        segments: Sequence[Segment],
-        capacities: Sequence[int],
-        addresses: Sequence[NDArray[np.int64]],
-        whole: Callable[[int], bool] = lambda layer: False,
+        self, segments: Sequence[Segment], capacities: Sequence[int], addresses: Sequence[NDArray[np.int64]]
     ) -> None:
         """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
-        begin. In layers that are `whole` all tokens of a segment see each other."""
-        self._addresses, self._whole = np.stack(addresses, 1), whole
+        begin."""
+        self._addresses = np.stack(addresses, 1)
         self.longest = max(part.context + part.size for part in segments)
         self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
         masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
@@ -126,11 +196,15 @@ class Parts:
             np.int64,
         )
 
-    def at(self, layer: int) -> tuple[c_void_p, c_int64]:
+    def everywhere(self) -> tuple[c_void_p, c_int64, c_void_p]:
+        """The table, its length, and where each layer's slots are."""
+        return c_void_p(self._table.ctypes.data), c_int64(len(self._table)), c_void_p(self._addresses.ctypes.data)
+
+    def at(self, layer: int, whole: bool) -> tuple[c_void_p, c_int64]:
         """The table with the slots of one layer, and its length."""
         self._table[:, :2] = self._addresses[layer]
-        self._table[:, -1] = self._whole(layer)
-        return c_void_p(self._table.ctypes.data), c_int64(len(self._table))
+        self._table[:, -1] = whole
+        return self.everywhere()[:2]
 
 
 def _at(tensor: Tensor | None) -> c_void_p:

@@ -1,20 +1,15 @@
 // The small operators between the matrix products of a decoder layer, fused, for bf16 on a CPU.
 //
-// Compiled on first use by build.py. Everything is summed in fp32 and rounded once, to nearest even. A row's
-// result never depends on the other rows: sums run over a row's own visible keys, one after the other (others add
-// an exact zero), so a token gets the same bits alone, in a chain and in a tree, and on any number of threads. Widths
-// of heads and rows are multiples of LANES.
+// Compiled on first use by build.py. A row's result never depends on the other rows: sums run over a row's own visible
+// keys, one after the other (others add an exact zero), so a token gets the same bits alone, in a chain and in a tree,
+// and on any number of threads. Widths of heads and rows are multiples of LANES.
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "native.h"
+
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
 
-#define LANES 16
-#define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
 #define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
@@ -27,26 +22,9 @@
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad){__VA_ARGS__})
 #endif
-#define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
-typedef uint16_t bf16;
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef int32_t quad __attribute__((vector_size(16)));
 typedef float float4 __attribute__((vector_size(16)));
-
-static inline float up(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-static inline bf16 down(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 static inline vec every(float x) { return x - (vec){0}; }
 
@@ -119,16 +97,6 @@ void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int thr
         }
     }
 }
-
-// The tokens of one request: rows from `start` on of whatever all requests share, keys and values [G, slots, D] of its
-// own. As forward.py lays it out.
-typedef struct {
-    bf16 *keys, *values;
-    const uint8_t *visible;  // [rows, rows] or null: every row sees those before it
-    const int64_t *depth;    // [rows]
-    int64_t start, rows, slots, context;
-    int64_t whole;  // whether every row sees all rows instead, those behind it too
-} Part;
 
 static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const bf16 *sine, bf16 *to, int64_t dim,
                  float eps) {

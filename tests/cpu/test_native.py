@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood import doctor
+from draftwood import doctor, packing
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native.build import Built, build, operators
 from draftwood.native.candidates import takes
 from draftwood.native.forward import Native
+from draftwood.native.products import Panels
+from draftwood.native.products import takes as takes_weight
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.tree import Tree, chain_tree
@@ -155,6 +157,40 @@ def test_scores_that_do_not_fit_at_once_are_taken_in_turns() -> None:
     assert torch.equal(attend([case.plain(20)], 4)[0], alone[20:21])
 
 
+own_products = pytest.mark.skipif(
+    not takes_weight(torch.empty(2, 2, dtype=torch.bfloat16)), reason="oneDNN's products are used here"
+)
+
+
+@own_products
+@pytest.mark.parametrize("width, depth", [(1, 2), (31, 64), (960, 576), (100, 1536)])
+def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(width: int, depth: int) -> None:
+    """However many rows there are, and among however many threads they are divided."""
+    torch.manual_seed(width)
+    weight, bias, x = torch.randn(width, depth), torch.randn(width), torch.randn(2, 130, depth)
+    weight, bias, x = weight.bfloat16(), bias.bfloat16(), x.bfloat16()
+    panels = Panels(weight)
+    assert torch.equal(panels.dense(), weight)
+    for part in (None, bias):
+        found = panels.product(x, part)
+        truth = torch.nn.functional.linear(x.double(), weight.double(), None if part is None else part.double())
+        torchs = torch.nn.functional.linear(x, weight, part)
+        assert (found - truth).abs().mean() <= 1.01 * (torchs - truth).abs().mean()
+        for rows in range(1, 30):
+            assert torch.equal(panels.product(x[:, :rows], part), found[:, :rows])
+    assert panels.product(x[:, :0], None).shape == (2, 0, width)
+
+
+@own_products
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_sliding"])
+def test_all_layers_in_one_call_give_the_bits_of_a_call_for_each_operator(family: str) -> None:
+    target, tree = lean(family, pack=True, dtype=torch.bfloat16), random_tree(12)
+    assert isinstance(target.path.native, Native) and target.path.native.least_rows == 1
+    together = logits_of(target, tree, 80)
+    target.path.native._table = None
+    assert torch.equal(logits_of(target, tree, 80), together)
+
+
 def test_models_they_do_not_serve_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not bfloat16" in lean("llama").path.native
     assert "multiples of 16" in tiny_target("llama", "lean", dtype=torch.bfloat16).path.native
@@ -189,6 +225,7 @@ def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     cpu = torch.device("cpu")
     state = doctor.operators_state(cpu, torch.bfloat16)
     assert state.startswith(operators().reason) and "the lean path attends with them" in state
+    assert state.endswith(f"weights are read by {packing.kind(torch.bfloat16)}")
     assert "for bfloat16" in doctor.operators_state(cpu, torch.float32)
     monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
     assert "switched off" in doctor.operators_state(cpu, torch.bfloat16)

@@ -23,7 +23,8 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 NEEDED = (
-    "draftwood/py.typed", "draftwood/native/ops.c", "draftwood/data/smollm2-135m-dflash/model.safetensors",
+    "draftwood/py.typed", "draftwood/native/ops.c", "draftwood/native/native.h",
+    "draftwood/data/smollm2-135m-dflash/model.safetensors",
     "draftwood/data/smollm2-135m-dflash/config.json",
     "draftwood/data/smollm2-135m-dflash/markov/model.safetensors", "draftwood/data/prompts/default.jsonl",
     "draftwood/serve/page/index.html", "draftwood/serve/page/main.js",

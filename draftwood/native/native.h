@@ -1,0 +1,57 @@
+// What the operators share. Everything is summed in fp32 and rounded once, to nearest even.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
+#define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
+
+typedef uint16_t bf16;
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+static inline float up(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline bf16 down(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline void down_all(vec x, bf16 *to) {
+    ivec bits = (ivec)x;
+    halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);
+    memcpy(to, &rounded, sizeof rounded);
+}
+
+// The tokens of one request: rows from `start` on of whatever all requests share, keys and values [G, slots, D] of its
+// own. As forward.py lays it out.
+typedef struct {
+    bf16 *keys, *values;
+    const uint8_t *visible;  // [rows, rows] or null: every row sees those before it
+    const int64_t *depth;    // [rows]
+    int64_t start, rows, slots, context;
+    int64_t whole;  // whether every row sees all rows instead, those behind it too
+} Part;
+
+// ops.c
+void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, bf16 *tap, int64_t stride, float eps,
+              int64_t rows, int64_t width, int threads);
+void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int threads);
+void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q, const Part *parts,
+                  int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps, int threads);
+int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
+           int64_t window, float scale, int threads);
+
+// products.c
+int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
+             int threads);

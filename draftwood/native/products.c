@@ -1,0 +1,90 @@
+// Products with a bf16 weight for processors with wide vectors and no matrix units, as fast as memory gives the weight.
+//
+// A step of decoding reads every weight once, for few rows. So weights lie in the order in which they are read, memory is
+// asked for them long before they are needed, and numbers are widened to fp32: fused multiply-adds of those run twice as
+// often as bf16's dot products. A sum runs over the inputs one after the other, so a row's result never depends on the
+// other rows.
+
+#include "native.h"
+
+#define PANEL 2     // vectors of outputs whose sums go on side by side
+#define MOST 12     // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
+#define BLOCK 120   // rows that are widened together: they and a panel stay in a core's cache
+#define AHEAD 8192  // bytes between what is asked of memory and what is used
+
+// Whether this processor has vectors of LANES numbers, enough registers for the sums.
+int has_products(void) {
+#ifdef __AVX512F__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2].
+INLINE void sum(const float *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], const int rows) {
+    vec mine[MOST][PANEL] = {0};  // in registers
+    for (int64_t k = 0; k < depth; k += 2, panel += PANEL) {
+        vec even[PANEL], odd[PANEL];
+        for (int c = 0; c < PANEL; c++) {
+            __builtin_prefetch((const char *)(panel + c) + AHEAD, 0, 2);
+            even[c] = (vec)(panel[c] << 16), odd[c] = (vec)(panel[c] & (int32_t)0xffff0000);
+        }
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < PANEL; c++) mine[r][c] += even[c] * x[r * depth + k];
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < PANEL; c++) mine[r][c] += odd[c] * x[r * depth + k + 1];
+    }
+    memcpy(sums, mine, rows * sizeof *mine);
+}
+
+#define CASE(n) \
+    case n: \
+        sum(x, panel, depth, sums, n); \
+        break;
+
+static void sum_rows(const float *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], int64_t rows) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+    }
+}
+
+// `count` outputs of a row, from sums and a bias (unless null).
+static void put(const vec sums[PANEL], const bf16 *bias, bf16 *out, int64_t count) {
+    bf16 rounded[PANEL * LANES];
+    for (int c = 0; c < PANEL; c++) {
+        vec x = sums[c];
+        for (int64_t i = c * LANES; bias && i < count && i < (c + 1) * LANES; i++) x[i % LANES] += up(bias[i]);
+        down_all(x, rounded + c * LANES);
+    }
+    if (count == PANEL * LANES)  // a size known to the compiler
+        memcpy(out, rounded, sizeof rounded);
+    else
+        memcpy(out, rounded, count * sizeof *out);
+}
+
+// out [rows, width] = x [rows, depth] times a weight [width, depth] in panels, and bias (unless null). `depth` is even; a
+// last panel is filled up. Returns 0, or 1 if memory ran out.
+int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
+             int threads) {
+    int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES), most = rows < BLOCK ? rows : BLOCK;
+    float *wide = malloc(most * depth * sizeof *wide);
+    if (!wide) return 1;
+    for (int64_t start = 0; start < rows; start += BLOCK) {
+        int64_t block = rows - start < BLOCK ? rows - start : BLOCK, tiles = (block + MOST - 1) / MOST;
+        for (int64_t i = 0; i < block * depth; i++) wide[i] = up(x[start * depth + i]);
+#pragma omp parallel for num_threads(threads) if (block * depth * width > SMALL)
+        for (int64_t p = 0; p < panels; p++) {
+            int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
+            for (int64_t tile = 0, first = 0, next; tile < tiles; tile++, first = next) {
+                vec sums[MOST][PANEL];
+                next = (tile + 1) * block / tiles;
+                sum_rows(wide + first * depth, weight + p * PANEL * depth / 2, depth, sums, next - first);
+                for (int64_t r = first; r < next; r++)
+                    put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
+            }
+        }
+    }
+    free(wide);
+    return 0;
+}

@@ -1,0 +1,53 @@
+"""Products with bf16 weights on a CPU: a weight in panels, in the order in which `products.c` reads it."""
+
+from __future__ import annotations
+
+from ctypes import c_int64, c_void_p
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwood.errors import BadModel
+from draftwood.native.build import operators
+
+PANEL = 32  # outputs whose sums go on side by side: PANEL * LANES in products.c
+
+
+def takes(weight: Tensor) -> bool:
+    """Whether the compiled products serve this weight `[out, in]`.
+
+    Matrix units (AMX) are left to oneDNN: they do wide steps several times as fast.
+    """
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.shape[-1] % 2:
+        return False
+    built = operators()
+    return built.library is not None and not torch.cpu._is_amx_tile_supported() and bool(built.functions.has_products())
+
+
+class Panels:
+    """A weight `[out, in]` as `[out / PANEL, in / 2, PANEL, 2]`: panels of outputs, each by pairs of inputs."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._width, self._depth = weight.shape
+        filled = F.pad(weight.detach(), (0, 0, 0, -self._width % PANEL))
+        self._panels = filled.view(-1, PANEL, self._depth // 2, 2).transpose(1, 2).contiguous()
+
+    @property
+    def address(self) -> int:
+        return self._panels.data_ptr()
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias` of `x` [..., in]."""
+        x = x.contiguous()
+        rows, out = x.numel() // self._depth, x.new_empty(*x.shape[:-1], self._width)
+        parts = (x, self._panels, bias, out)
+        addresses = [c_void_p(None if part is None else part.data_ptr()) for part in parts]
+        sizes = map(c_int64, (rows, self._depth, self._width))
+        if operators().functions.multiply(*addresses, *sizes, torch.get_num_threads()):
+            raise BadModel(f"A product of {rows} rows found no memory.")
+        return out
+
+    def dense(self) -> Tensor:
+        """The weight again, as a copy."""
+        return self._panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self._width].contiguous()
