@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftwood.accept import Likelihood, Verdict, accept
+from draftwood.accept import Draw, Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
 from draftwood.drafters import base
 from draftwood.memory import require_request
+from draftwood.native import candidates as compiled
 from draftwood.plan import Verified
 from draftwood.request import Part, Request
+from draftwood.sampling import Sampler
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice, Tree
 
@@ -247,16 +249,21 @@ def _committed(
 
 def _judge(part: Part, logits: Tensor) -> Verdict | None:
     """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
-    draw, top = part.request.sampler.draw, part.request.likelihoods
     if part.known and not part.ends_prompt:
         return None
-    if part.known:
-        verdict = Verdict([], [], draw(logits[-1]))
-    else:
-        verdict = accept(part.tree, lambda node, path: draw(logits[node], path))
+    draw, top = _drawn(part.request.sampler, logits), part.request.likelihoods
+    verdict = Verdict([], [], draw(len(logits) - 1, [])) if part.known else accept(part.tree, draw)
     if top is None:
         return verdict
     return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
+
+
+def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
+    """What the target draws at a node; where that is the largest logit, all nodes in one pass."""
+    if sampler.plain and compiled.takes(logits):
+        chosen = compiled.choices(logits)
+        return lambda node, path: chosen[node]
+    return lambda node, path: sampler.draw(logits[node], path)
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:

@@ -107,6 +107,11 @@ class Sampler:
         self.tokens = list(prompt)  # everything committed
         self._rule = rule
 
+    @property
+    def plain(self) -> bool:
+        """Whether what is drawn is always the largest logit."""
+        return self.sampling.greedy and self.sampling.repetition_penalty == 1 and self._rule is None
+
     def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
         """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""
         scores = self.process(logits, path)
@@ -117,7 +122,7 @@ class Sampler:
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """Scores [V] whose softmax is the processed distribution (greedy: whose argmax is the choice)."""
         sampling = self.sampling
-        if sampling.greedy and sampling.repetition_penalty == 1 and self._rule is None:
+        if self.plain:
             return logits
         scores = logits if logits.element_size() == 8 else logits.float()
         if self._rule is not None:

@@ -15,6 +15,15 @@ def takes(logits: Tensor) -> bool:
     return logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and operators().library is not None
 
 
+def choices(logits: Tensor) -> list[int]:
+    """The place of the largest of each row, the first of equals."""
+    logits = logits.contiguous()
+    places = torch.empty(len(logits), dtype=torch.int64)
+    addresses = [c_void_p(tensor.data_ptr()) for tensor in (logits, places)]
+    operators().functions.choices(*addresses, *map(c_int64, logits.shape), torch.get_num_threads())
+    return places.tolist()
+
+
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Places and float32 log-probabilities `[N, k]` of the k largest of each row, the first of equals first."""
     logits = logits.contiguous()

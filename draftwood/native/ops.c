@@ -497,6 +497,29 @@ static inline float largest(vec x) {
     return most;
 }
 
+// The largest of CHUNK numbers.
+static inline float largest_of(const bf16 *chunk) {
+    vec most = widen(chunk);
+    for (int i = LANES; i < CHUNK; i += LANES) most = larger(most, widen(chunk + i));
+    return largest(most);
+}
+
+// The place of the largest of each row of logits [rows, size], the first of equals; 0 if none is a number.
+void choices(const bf16 *logits, int64_t *places, int64_t rows, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16 *row = logits + r * size;
+        float best = -INFINITY;
+        places[r] = 0;
+        for (int64_t start = 0; start < size; start += CHUNK) {
+            int64_t stop = start + CHUNK < size ? start + CHUNK : size;
+            if (stop - start == CHUNK && !(largest_of(row + start) > best)) continue;
+            for (int64_t i = start; i < stop; i++)
+                if (up(row[i]) > best) best = up(row[i]), places[r] = i;
+        }
+    }
+}
+
 // log of the sum of the exponentials of a row.
 static float log_sum(const bf16 *row, int64_t size, float most) {
     vec sum = {0};
@@ -519,11 +542,7 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, 
         for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
         for (int64_t start = 0; start < size; start += CHUNK) {
             int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-            if (stop - start == CHUNK) {  // most chunks hold nothing that is large enough
-                vec most = widen(row + start);
-                for (int64_t i = start + LANES; i < stop; i += LANES) most = larger(most, widen(row + i));
-                if (!(largest(most) > best[k - 1])) continue;
-            }
+            if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
             for (int64_t i = start; i < stop; i++) {
                 float value = up(row[i]);
                 if (!(value > best[k - 1])) continue;

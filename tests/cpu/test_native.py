@@ -14,7 +14,7 @@ from draftwood import doctor, packing
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import takes
+from draftwood.native.candidates import choices, takes
 from draftwood.native.forward import Native
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
@@ -229,6 +229,17 @@ def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert "for bfloat16" in doctor.operators_state(cpu, torch.float32)
     monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
     assert "switched off" in doctor.operators_state(cpu, torch.bfloat16)
+
+
+@compiled
+@pytest.mark.parametrize("size", [5, 64, 1000, 49152])
+def test_choices_are_the_first_of_the_largest(size: int) -> None:
+    logits = (torch.randn(9, size, generator=torch.Generator().manual_seed(2)) * 4).bfloat16()
+    logits[3] = -torch.inf
+    logits[4, size // 2 :] = 30.0
+    logits[5] = torch.nan
+    assert choices(logits) == [*logits[:3].argmax(-1).tolist(), 0, size // 2, 0, *logits[6:].argmax(-1).tolist()]
+    assert choices(logits[:, ::2]) == choices(logits[:, ::2].clone()) and choices(logits[:0]) == []
 
 
 @compiled
