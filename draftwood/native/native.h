@@ -5,7 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+// Dot products of pairs of bf16 numbers, or fused multiply-adds of both in fp32: build.py tries which are faster.
+#if defined(DOTS) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#else
+#undef DOTS
+#endif
+
 #define LANES 16
+#define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
@@ -13,6 +21,12 @@ typedef uint16_t bf16;
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+#ifdef DOTS
+static inline vec dot(vec sum, ivec x, int32_t y) {
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)_mm512_set1_epi32(y));
+}
+#endif
 
 static inline float up(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;

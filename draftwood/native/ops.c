@@ -6,10 +6,6 @@
 
 #include "native.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
 #define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
@@ -184,7 +180,7 @@ static inline void cross(const void *from, int64_t step, void *to, int64_t pace)
 }
 
 // A pair is two neighbours in d. `many` holds a pair a lane, of LANES rows; `one` is of a row that meets all of them.
-#ifdef __AVX512BF16__
+#ifdef DOTS
 typedef ivec many;
 typedef int32_t one;
 
@@ -196,9 +192,6 @@ static inline one one_of(const bf16 *pair) {
     return both;
 }
 
-static inline vec dot(vec sum, many x, one y) {
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)_mm512_set1_epi32(y));
-}
 #else
 typedef struct {
     vec even, odd;
@@ -220,6 +213,12 @@ INLINE void lay(const bf16 *rows, ivec *pairs, int64_t dim) {
         for (int l = 0; l < LANES; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + l, LANES);
 }
 
+// Asks memory for what lies AHEAD of `count` numbers.
+INLINE void ahead(const bf16 *from, int64_t count) {
+    for (int64_t i = 0; i < count * (int64_t)sizeof *from; i += 64)
+        __builtin_prefetch((const char *)from + AHEAD + i, 0, 2);
+}
+
 // scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
 INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale) {
     ivec pairs[MOST_DIM / 2];
@@ -228,6 +227,7 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
     lay(queries, pairs, dim);
     for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
     for (int64_t s = 0; s < count; s += AT_ONCE) {
+        ahead(keys + s * dim, AT_ONCE * dim);
         for (int64_t k = 0; k < AT_ONCE; k++) {
             int64_t slot = s + k < count ? s + k : count - 1;
             for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
@@ -249,6 +249,7 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
     for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
     for (int64_t s = 0; s < count; s += LANES) {
         const bf16 *key = keys + s * dim;
+        ahead(key, LANES * dim);
         if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
         lay(key, pairs, dim);
         vec sums[AT_ONCE] = {0};
@@ -319,6 +320,7 @@ INLINE void gather_some(const bf16 *values, const float *weights, int64_t count,
     float4 total[AT_ONCE / 4], some;
     memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof some);
     for (int64_t s = 0; s < count; s++, values += dim, weights += pace) {
+        __builtin_prefetch((const char *)values + AHEAD, 0, 2);
         for (int c = 0; c < columns; c++) value[c] = widen(values + c * LANES);
         for (int k = 0; k < width; k++)
             for (int c = 0; c < columns; c++) mine[k][c] += value[c] * weights[k];

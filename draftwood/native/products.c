@@ -1,16 +1,14 @@
 // Products with a bf16 weight for processors with wide vectors and no matrix units, as fast as memory gives the weight.
 //
 // A step of decoding reads every weight once, for few rows. So weights lie in the order in which they are read, memory is
-// asked for them long before they are needed, and numbers are widened to fp32: fused multiply-adds of those run twice as
-// often as bf16's dot products. A sum runs over the inputs one after the other, so a row's result never depends on the
-// other rows.
+// asked for them long before they are needed. A sum runs over the inputs one after the other, so a row's result never
+// depends on the other rows.
 
 #include "native.h"
 
 #define PANEL 2     // vectors of outputs whose sums go on side by side
 #define MOST 12     // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
-#define BLOCK 120   // rows that are widened together: they and a panel stay in a core's cache
-#define AHEAD 8192  // bytes between what is asked of memory and what is used
+#define BLOCK 120   // rows that are prepared together: they and a panel stay in a core's cache
 
 // Whether this processor has vectors of LANES numbers, enough registers for the sums.
 int has_products(void) {
@@ -21,19 +19,37 @@ int has_products(void) {
 #endif
 }
 
+// Rows as they meet a panel: in pairs of bf16, or widened to fp32.
+#ifdef DOTS
+typedef bf16 number;
+static inline void prepare(const bf16 *x, number *to, int64_t count) { memcpy(to, x, count * sizeof *x); }
+#else
+typedef float number;
+static inline void prepare(const bf16 *x, number *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = up(x[i]);
+}
+#endif
+
 // Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2].
-INLINE void sum(const float *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], const int rows) {
+INLINE void sum(const number *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], const int rows) {
     vec mine[MOST][PANEL] = {0};  // in registers
     for (int64_t k = 0; k < depth; k += 2, panel += PANEL) {
-        vec even[PANEL], odd[PANEL];
-        for (int c = 0; c < PANEL; c++) {
-            __builtin_prefetch((const char *)(panel + c) + AHEAD, 0, 2);
-            even[c] = (vec)(panel[c] << 16), odd[c] = (vec)(panel[c] & (int32_t)0xffff0000);
+        for (int c = 0; c < PANEL; c++) __builtin_prefetch((const char *)(panel + c) + AHEAD, 0, 2);
+#ifdef DOTS
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, x + r * depth + k, sizeof pair);
+            for (int c = 0; c < PANEL; c++) mine[r][c] = dot(mine[r][c], panel[c], pair);
         }
+#else
+        vec even[PANEL], odd[PANEL];
+        for (int c = 0; c < PANEL; c++)
+            even[c] = (vec)(panel[c] << 16), odd[c] = (vec)(panel[c] & (int32_t)0xffff0000);
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < PANEL; c++) mine[r][c] += even[c] * x[r * depth + k];
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < PANEL; c++) mine[r][c] += odd[c] * x[r * depth + k + 1];
+#endif
     }
     memcpy(sums, mine, rows * sizeof *mine);
 }
@@ -43,7 +59,7 @@ INLINE void sum(const float *x, const ivec *panel, int64_t depth, vec sums[MOST]
         sum(x, panel, depth, sums, n); \
         break;
 
-static void sum_rows(const float *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], int64_t rows) {
+static void sum_rows(const number *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], int64_t rows) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
     }
@@ -68,23 +84,23 @@ static void put(const vec sums[PANEL], const bf16 *bias, bf16 *out, int64_t coun
 int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
              int threads) {
     int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES), most = rows < BLOCK ? rows : BLOCK;
-    float *wide = malloc(most * depth * sizeof *wide);
-    if (!wide) return 1;
+    number *ready = malloc(most * depth * sizeof *ready);
+    if (!ready) return 1;
     for (int64_t start = 0; start < rows; start += BLOCK) {
         int64_t block = rows - start < BLOCK ? rows - start : BLOCK, tiles = (block + MOST - 1) / MOST;
-        for (int64_t i = 0; i < block * depth; i++) wide[i] = up(x[start * depth + i]);
+        prepare(x + start * depth, ready, block * depth);
 #pragma omp parallel for num_threads(threads) if (block * depth * width > SMALL)
         for (int64_t p = 0; p < panels; p++) {
             int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
             for (int64_t tile = 0, first = 0, next; tile < tiles; tile++, first = next) {
                 vec sums[MOST][PANEL];
                 next = (tile + 1) * block / tiles;
-                sum_rows(wide + first * depth, weight + p * PANEL * depth / 2, depth, sums, next - first);
+                sum_rows(ready + first * depth, weight + p * PANEL * depth / 2, depth, sums, next - first);
                 for (int64_t r = first; r < next; r++)
                     put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
             }
         }
     }
-    free(wide);
+    free(ready);
     return 0;
 }

@@ -13,6 +13,7 @@ import torch
 from draftwood import doctor, packing
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
+from draftwood.native import products
 from draftwood.native.build import Built, build, operators
 from draftwood.native.candidates import choices, takes
 from draftwood.native.forward import Native
@@ -134,13 +135,19 @@ def test_tokens_of_a_whole_part_see_each_other(rows: int, window: int | None) ->
         torch.testing.assert_close(found.double(), seen, rtol=2**-7, atol=2e-3)
 
 
+@pytest.fixture(scope="module", params=["fused multiply-adds", "dot products", "any processor"])
+def any_processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The operators as they are compiled where one form or the other is faster, and for any processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "VARIANTS", (building.VARIANTS[request.param == "dot products"],))
+        if request.param == "any processor":
+            patch.setattr(building, "FLAGS", ((),))
+        return build(tmp_path_factory.mktemp("operators"), request.param)
+
+
 @compiled
 @pytest.mark.parametrize("size", [48, 64, 128])
-def test_processors_without_bf16_products_see_the_same_bits_alone_too(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building, "FLAGS", ((),))
-    any_processor = build(tmp_path, "any processor")
+def test_on_other_processors_a_token_sees_the_same_bits_alone_too(size: int, any_processor: Built) -> None:
     for n in (2, 5, 11, 40):
         case = make_case(random_tree(n, n), 300 + n, 2, 2, size, torch.bfloat16, None, seed=n)
         found = attend([case], 1, any_processor)[0]
@@ -162,10 +169,13 @@ own_products = pytest.mark.skipif(
 )
 
 
-@own_products
+@compiled
 @pytest.mark.parametrize("width, depth", [(1, 2), (31, 64), (960, 576), (100, 1536)])
-def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(width: int, depth: int) -> None:
+def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(
+    width: int, depth: int, any_processor: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many rows there are, and among however many threads they are divided."""
+    monkeypatch.setattr(products, "operators", lambda: any_processor)
     torch.manual_seed(width)
     weight, bias, x = torch.randn(width, depth), torch.randn(width), torch.randn(2, 130, depth)
     weight, bias, x = weight.bfloat16(), bias.bfloat16(), x.bfloat16()
