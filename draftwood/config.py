@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-READ = (
-    "DRAFTWOOD_HOME", "XDG_CACHE_HOME", "HOME", "DRAFTWOOD_COMPILE",
-    "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +41,20 @@ def config(environ: Mapping[str, str] | None = None) -> Config:
     What torchrun sets (WORLD_SIZE, RANK, LOCAL_RANK) counts where it sets TORCHELASTIC_RUN_ID, too.
     """
     env = os.environ if environ is None else environ
-    return _config(tuple((name, env[name]) for name in READ if name in env))
-
-
-@functools.cache
-def _config(variables: tuple[tuple[str, str], ...]) -> Config:
-    """Kept, since compiled operators ask in every round, and paths take as long as an operator."""
-    env = dict(variables)
     torchrun = env if "TORCHELASTIC_RUN_ID" in env else {}
     return Config(
         _home(env),
-        compile=env.get("DRAFTWOOD_COMPILE") != "0",
+        compile=compiles(env),
         processes=int(torchrun.get("WORLD_SIZE", 1)),
         rank=int(torchrun.get("RANK", 0)),
         local_rank=int(torchrun.get("LOCAL_RANK", 0)),
     )
+
+
+def compiles(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether operators may be compiled; asked some ten times a round, where reading all of it would count."""
+    env = os.environ if environ is None else environ
+    return env.get("DRAFTWOOD_COMPILE") != "0"
 
 
 def deployed(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, 
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
-from draftwood.drafters.dflash_weights import Weights, build_weights, context_kv
+from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, read_pairs
 from draftwood.errors import BadInput
 from draftwood.latency import Work
@@ -222,14 +222,10 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             self._project(state, state.pending[: max(waiting, LEAST_ROWS)], waiting)
 
     def _project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        """Fuse taps `[M, taps * hidden]` to features and store keys and values of the first `count` in all layers."""
-        start = state.projected
-        stop = start + count
-        state.reserve(stop + self.config.block_size)
-        keys, values = context_kv(self.config, self._weights, taps, *self._rotary(start, start + len(taps)))
-        state.kv[:, 0, :, start:stop] = keys[:, :, :count]
-        state.kv[:, 1, :, start:stop] = values[:, :, :count]
-        state.projected = stop
+        """Store what the drafter reads of the first `count` of taps `[M, taps * hidden]`."""
+        state.reserve(state.projected + count + self.config.block_size)
+        self._layers.project(state, taps, count)
+        state.projected += count
 
     def _embed_blocks(self, blocks: list[list[int]]) -> Tensor:
         """`[R * B, hidden]`: every block begins with these tokens, the rest are masks."""

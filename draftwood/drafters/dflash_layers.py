@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.decoder import norm
 from draftwood.drafters.dflash_config import DFlashConfig, Sight
-from draftwood.drafters.dflash_weights import Weights
+from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.native.forward import Native, Parts, bind
 from draftwood.plan import Segment
 from draftwood.rotary import Rotary
@@ -35,6 +35,10 @@ class BlockLayers(Protocol):
         """
         ...
 
+    def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
+        """Fuse taps `[M, taps * hidden]` to features, and store keys and values of the first `count` in all layers."""
+        ...
+
 
 def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
     windows = [sight.window for sight in config.sights]
@@ -42,15 +46,15 @@ def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> Bloc
     # The operators do not look how far ahead a token is.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     if isinstance(found, Native) and near:
-        return NativeLayers(found, config, rotary)
+        return NativeLayers(found, config, weights, rotary)
     return TorchLayers(config, weights, rotary)
 
 
 class NativeLayers:
     """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
 
-    def __init__(self, native: Native, config: DFlashConfig, rotary: Rotary) -> None:
-        self._native, self._rotary = native, rotary
+    def __init__(self, native: Native, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
+        self._native, self._weights, self._rotary = native, weights, rotary
         self._whole = [not sight.causal for sight in config.sights]
 
     def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
@@ -66,6 +70,14 @@ class NativeLayers:
         )
         cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
         return self._native.run(x, cos, sin, parts, self._whole, {})
+
+    def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
+        native, weights, start = self._native, self._weights, state.projected
+        features = native.add_norm(weights.fc(taps.to(weights.norm)), None, weights.feature_norm)
+        cos, sin = (table.flatten(1) for table in self._rotary(start, start + count))
+        segment = Segment(0, 0, count, start, np.arange(count), None)
+        parts = Parts([segment], [state.kv.shape[3]], [_addresses(state.kv)])
+        native.store(weights.context_kv(features), weights.context_k_norm, cos, sin, parts)
 
 
 def _addresses(kv: Tensor) -> NDArray[np.int64]:
@@ -92,6 +104,13 @@ class TorchLayers:
         for i, (layer, sight) in enumerate(zip(self._weights.layers, config.sights, strict=True)):
             x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]))
         return norm(x, self._weights.norm, config.norm_eps)
+
+    def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
+        start = state.projected
+        turn = self._rotary(start, start + len(taps))
+        keys, values = context_kv(self._config, self._weights, taps, *turn)
+        state.kv[:, 0, :, start : start + count] = keys[:, :, :count]
+        state.kv[:, 1, :, start : start + count] = values[:, :, :count]
 
     def _attend(
         self, layer: int, states: Sequence[DFlashState], views: list[View], q: Tensor, k: Tensor, v: Tensor

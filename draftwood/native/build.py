@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.config import Config, config
+from draftwood.config import compiles, config
 from draftwood.processor import processor
 
 SOURCES = [Path(__file__).with_name(name) for name in ("native.h", "ops.c", "products.c", "layers.c")]
@@ -58,14 +58,14 @@ class Built:
 
 def operators() -> Built:
     """The library for this machine in the user's cache, unless DRAFTWOOD_COMPILE=0 switches it off."""
-    return _operators(config())
+    return _operators(compiles())
 
 
 @functools.cache
-def _operators(settings: Config) -> Built:
-    if not settings.compile:
+def _operators(compile: bool) -> Built:
+    if not compile:
         return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
-    return build(settings.operators, processor())
+    return build(config().operators, processor())
 
 
 def build(folder: Path, machine: str) -> Built:

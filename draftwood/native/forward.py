@@ -103,13 +103,21 @@ class Native:
         """`run` around products that are not compiled."""
         delta = None
         for i, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._add_norm(x, delta, layer.input_norm, taps.get(i)))
+            qkv = layer.qkv(self.add_norm(x, delta, layer.input_norm, taps.get(i)))
             seen = self._attend(layer, qkv, cos, sin, parts.at(i, whole[i]), parts.longest, self._windows[i])
-            gate_up = layer.gate_up(self._add_norm(x, layer.output(seen), layer.post_norm))
+            gate_up = layer.gate_up(self.add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(self._swiglu(gate_up))
-        return self._add_norm(x, delta, self._last_norm, taps.get(len(self._layers)))
+        return self.add_norm(x, delta, self._last_norm, taps.get(len(self._layers)))
 
-    def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
+    def store(self, kv: Tensor, k_norm: Tensor | None, cos: Tensor, sin: Tensor, parts: Parts) -> None:
+        """Keys and values of context tokens, `[N, layers * 2 * G * D]`, into the slots of one segment: keys normalised
+        by `k_norm` [layers, G, D] and turned."""
+        shape, (part, _, slots) = self._shape, parts.everywhere()
+        sizes = (*_sizes(shape.kv_heads, shape.head_dim), c_float(shape.norm_eps), _threads())
+        where = (_at(k_norm), _at(cos), _at(sin), part, slots)
+        self.built.functions.store_layers(_at(kv), c_int64(len(self._layers)), *where, *sizes)
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
         out = torch.empty_like(x)
         taken = _at(tap), c_int64(0 if tap is None else tap.stride(0))
@@ -138,7 +146,9 @@ class Native:
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
         turn = (_at(layer.qk_norm), _at(cos), _at(sin))
-        functions.rotate_store(_at(qkv), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads())
+        functions.rotate_store(
+            _at(qkv), c_int64(qkv.stride(0)), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads()
+        )
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
         how = (c_int64(window or 0), c_float(self._scale), _threads())
         if functions.attend(_at(q), *where, _at(seen), *sizes, *how):

@@ -54,7 +54,8 @@ int run_layers(const Layer *layers, int64_t count, const Shape *shape, bf16 *x, 
             parts[p].keys = slots[2 * p], parts[p].values = slots[2 * p + 1], parts[p].whole = layer->whole;
         add_norm(x, i ? delta : 0, layer->input_norm, normed, layer->tap, stride, shape->eps, rows, hidden, threads);
         failed |= apply(&layer->qkv, normed, qkv, rows, hidden, projected, threads);
-        rotate_store(qkv, layer->qk_norm, cosine, sine, q, parts, requests, heads, groups, dim, shape->eps, threads);
+        rotate_store(qkv, projected, layer->qk_norm, cosine, sine, q, parts, requests, heads, groups, dim, shape->eps,
+                     threads);
         failed |= attend(q, parts, requests, seen, heads, groups, dim, layer->window, shape->scale, threads);
         failed |= apply(&layer->output, seen, delta, rows, seen_by, hidden, threads);
         add_norm(x, delta, layer->post_norm, normed, 0, 0, shape->eps, rows, hidden, threads);
@@ -65,4 +66,16 @@ int run_layers(const Layer *layers, int64_t count, const Shape *shape, bf16 *x, 
     add_norm(x, count ? delta : 0, last_norm, out, last_tap, stride, shape->eps, rows, hidden, threads);
     free(room);
     return failed;
+}
+
+// Keys and values of one part's rows for all layers, kv [rows, layers, 2, G, D], to its slots [layers, 2] behind its
+// context: keys normalised (unless k_norm [layers, G, D] is null) and turned.
+void store_layers(const bf16 *kv, int64_t count, const bf16 *k_norm, const bf16 *cosine, const bf16 *sine, Part *part,
+                  bf16 *const *slots, int64_t kv_heads, int64_t dim, float eps, int threads) {
+    int64_t size = kv_heads * dim;
+    for (int64_t i = 0; i < count; i++) {
+        part->keys = slots[2 * i], part->values = slots[2 * i + 1];
+        rotate_store(kv + 2 * i * size, 2 * count * size, k_norm ? k_norm + i * size : 0, cosine, sine, 0, part, 1, 0,
+                     kv_heads, dim, eps, threads);
+    }
 }

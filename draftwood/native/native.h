@@ -61,8 +61,9 @@ typedef struct {
 void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, bf16 *tap, int64_t stride, float eps,
               int64_t rows, int64_t width, int threads);
 void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int threads);
-void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q, const Part *parts,
-                  int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps, int threads);
+void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q,
+                  const Part *parts, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps,
+                  int threads);
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads);
 

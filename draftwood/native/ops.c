@@ -105,13 +105,15 @@ static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const
     }
 }
 
-// Queries of qkv [all rows, (H + 2 G) * D], normalised and turned, to q [all rows, H, D]; keys and values to each
-// part's slots behind its context. qk_norm is [H + G, D] or null, cosine and sine are [all rows, D].
-void rotate_store(const bf16 *qkv, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q, const Part *parts,
-                  int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps, int threads) {
-    int64_t stride = (heads + 2 * kv_heads) * dim, all = 0;
+// Queries of qkv [all rows, (H + 2 G) * D], whose rows are `stride` apart, normalised and turned, to q [all rows, H, D];
+// keys and values to each part's slots behind its context. qk_norm is [H + G, D] or null, cosine and sine are [all rows,
+// D].
+void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q,
+                  const Part *parts, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps,
+                  int threads) {
+    int64_t all = 0;
     for (int64_t p = 0; p < count; p++) all += parts[p].rows;
-#pragma omp parallel num_threads(threads) if (all * stride > SMALL / 8)
+#pragma omp parallel num_threads(threads) if (all * (heads + 2 * kv_heads) * dim > SMALL / 8)
     for (int64_t p = 0; p < count; p++) {
         Part part = parts[p];
 #pragma omp for schedule(dynamic, 4) nowait
