@@ -6,6 +6,7 @@ alike, so what is learned of one says something about others, about the less kno
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import inf, log, sqrt
 
@@ -148,6 +149,7 @@ class Curve:
         return cls(curve)
 
 
+@functools.cache
 def _parts(width: int) -> Array:
     """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""
     place = float(np.interp(width, WIDTHS, np.arange(len(WIDTHS))))  # a wider one than all counts as the last

@@ -144,7 +144,8 @@ class LatencyModel:
         self._pace = 0.0  # log of how much slower everything is just now than it usually is
         self._latest: deque[Round] = deque(maxlen=LATEST)
         self._trial: _Trial | None = None  # of a profile that was restored lately
-        self._priors: dict[int, Array] = {}
+        self._priors: dict[int, Array] = {}  # by bucket of context, like those of drafts and what rounds cost
+        self._draft_priors: dict[int, float] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
 
     def copy(self) -> LatencyModel:
@@ -272,8 +273,14 @@ class LatencyModel:
         return self._learned.verify_at(context).seconds(self._verify_prior(context))
 
     def _draft_s(self, context: int) -> float:
-        prior = self.machine.seconds(self._draft_work(context)) if self._draft_work else 0.0
-        return max(prior, LEAST_S) * exp(self._learned.draft_at(context).value)
+        return self._draft_prior(context // BUCKET) * exp(self._learned.draft_at(context).value)
+
+    def _draft_prior(self, bucket: int) -> float:
+        if bucket not in self._draft_priors:
+            middle = bucket * BUCKET + BUCKET // 2
+            prior = self.machine.seconds(self._draft_work(middle)) if self._draft_work else 0.0
+            self._draft_priors[bucket] = max(prior, LEAST_S)
+        return self._draft_priors[bucket]
 
     def _plain_host_s(self) -> float:
         return HOST_S * exp(self._learned.plain_host.value)
