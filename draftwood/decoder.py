@@ -24,6 +24,14 @@ class Shape:
     norm_eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which keys tokens see in a layer: less than `window` positions away; none ahead if causal."""
+
+    window: int | None
+    causal: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """The weights of one decoder layer, I wide inside the MLP."""

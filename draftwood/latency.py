@@ -264,8 +264,7 @@ class LatencyModel:
         """`[len(WIDTHS)]` seconds of the counted work, for the middle of the context's bucket."""
         bucket = context // BUCKET
         if bucket not in self._priors:
-            middle = bucket * BUCKET + BUCKET // 2
-            seconds = [self.machine.seconds(self._verify_work(int(width), middle)) for width in WIDTHS]
+            seconds = [self.machine.seconds(self._verify_work(int(width), _middle(bucket))) for width in WIDTHS]
             self._priors[bucket] = np.maximum(seconds, LEAST_S)
         return self._priors[bucket]
 
@@ -277,8 +276,7 @@ class LatencyModel:
 
     def _draft_prior(self, bucket: int) -> float:
         if bucket not in self._draft_priors:
-            middle = bucket * BUCKET + BUCKET // 2
-            prior = self.machine.seconds(self._draft_work(middle)) if self._draft_work else 0.0
+            prior = self.machine.seconds(self._draft_work(_middle(bucket))) if self._draft_work else 0.0
             self._draft_priors[bucket] = max(prior, LEAST_S)
         return self._draft_priors[bucket]
 
@@ -289,6 +287,10 @@ class LatencyModel:
 def reach(context: int) -> int:
     """Which contexts share what is learned: 0 below 1024 tokens, then one for each doubling."""
     return max(0, (context // FIRST_REACH).bit_length())
+
+
+def _middle(bucket: int) -> int:
+    return bucket * BUCKET + BUCKET // 2
 
 
 def _level_at(levels: dict[int, Level], context: int) -> Level:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from draftwood.attention import attend_invariantly, attend_slots
 from draftwood.cache import KVCache
-from draftwood.decoder import Layer, Shape, norm
+from draftwood.decoder import Layer, Shape, Sight, norm
 from draftwood.errors import BadModel
 from draftwood.native.forward import Native, Parts, bind
 from draftwood.packing import fuse, fuse_packed, pack_linears
@@ -81,7 +81,8 @@ class Lean:
         self._layers = [self._layer(block) for block in decoder.layers]
         if self._packed:
             pack_linears(self.model)
-        self.native = bind(self.shape, self.scale, self._layers, self.windows, decoder.norm.weight)
+        sights = [Sight(window, causal=True) for window in self.windows]
+        self.native = bind(self.shape, self.scale, self._layers, sights, decoder.norm.weight)
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
@@ -168,7 +169,7 @@ class Lean:
         rows = [cache.rows[part.row] for part in plan.segments]
         like = x.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
-        x = native.run(x, cos, sin, parts, [False] * len(self._layers), into)
+        x = native.run(x, cos, sin, parts, into)
         tapped = taps[:size].flatten(1) if self._taps else None
         if plan.wanted is not None:
             size = len(plan.wanted)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftwood.decoder import Shape
+from draftwood.decoder import Shape, Sight
 from draftwood.drafters import mark
 from draftwood.errors import BadModel
 from draftwood.rotary import STATIC
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "DFlashDraftModel"
 LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """Which keys block tokens see in a layer: less than `window` positions away; none ahead if causal."""
-
-    window: int | None
-    causal: bool
 
 
 @dataclass(frozen=True, slots=True)

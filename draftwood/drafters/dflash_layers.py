@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.decoder import norm
-from draftwood.drafters.dflash_config import DFlashConfig, Sight
+from draftwood.decoder import Sight, norm
+from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.native.forward import Native, Parts, bind
 from draftwood.plan import Segment
@@ -41,21 +41,19 @@ class BlockLayers(Protocol):
 
 
 def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
-    windows = [sight.window for sight in config.sights]
-    found = bind(config.shape, config.head_dim**-0.5, weights.layers, windows, weights.norm)
+    found = bind(config.shape, config.head_dim**-0.5, weights.layers, config.sights, weights.norm)
     # The operators do not look how far ahead a token is.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     if isinstance(found, Native) and near:
-        return NativeLayers(found, config, weights, rotary)
+        return NativeLayers(found, weights, rotary)
     return TorchLayers(config, weights, rotary)
 
 
 class NativeLayers:
     """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
 
-    def __init__(self, native: Native, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
+    def __init__(self, native: Native, weights: Weights, rotary: Rotary) -> None:
         self._native, self._weights, self._rotary = native, weights, rotary
-        self._whole = [not sight.causal for sight in config.sights]
 
     def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
         size = len(x) // len(states)
@@ -69,7 +67,7 @@ class NativeLayers:
             [_addresses(state.kv) for state in states],
         )
         cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
-        return self._native.run(x, cos, sin, parts, self._whole, {})
+        return self._native.run(x, cos, sin, parts, {})
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         native, weights, start = self._native, self._weights, state.projected

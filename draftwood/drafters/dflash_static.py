@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from draftwood.decoder import Sight
 from draftwood.device.ancestors import bitmask
 from draftwood.device.view import View
 from draftwood.drafters.base import Candidates
-from draftwood.drafters.dflash_config import DFlashConfig, Sight
+from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.rotary import Rotary
 

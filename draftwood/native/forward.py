@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.decoder import Layer, Shape
+from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
 from draftwood.native.build import Built, operators
 from draftwood.packing import LEAST_ROWS, panels_of
@@ -19,7 +19,7 @@ from draftwood.plan import Segment
 
 LANES = 16  # as in native.h
 MOST_DIM = 512  # as in ops.c
-WHOLE, TAP = -2, -1  # columns of the table that change from call to call
+TAP = -1  # the column of the table that changes from call to call
 
 Table: TypeAlias = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
 
 
 def bind(
-    shape: Shape, scale: float, layers: Sequence[Layer], windows: Sequence[int | None], last_norm: Tensor
+    shape: Shape, scale: float, layers: Sequence[Layer], sights: Sequence[Sight], last_norm: Tensor
 ) -> Native | str:
     """The operators bound to a model's layers and the norm behind them, or why there are none."""
     if last_norm.device.type != "cpu":
@@ -43,7 +43,7 @@ def bind(
     if reason is not None:
         return reason
     built = operators()
-    return Native(built, shape, scale, layers, windows, last_norm) if built.library else built.reason
+    return Native(built, shape, scale, layers, sights, last_norm) if built.library else built.reason
 
 
 class Native:
@@ -55,16 +55,17 @@ class Native:
         shape: Shape,
         scale: float,
         layers: Sequence[Layer],
-        windows: Sequence[int | None],
+        sights: Sequence[Sight],
         last_norm: Tensor,
     ) -> None:
         self.built, self._shape, self._scale, self._last_norm = built, shape, scale, last_norm
-        self._layers, self._windows, self._table = layers, windows, _table(layers, windows)
+        self._layers, self._sights, self._table = layers, sights, _table(layers, sights)
         inner = _inner(layers)
         self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, len(last_norm), inner, shape.norm_eps, scale)
 
     @property
     def calls_per_layer(self) -> int:
+        """Calls from Python."""
         return 9 if self._table is None else 0
 
     @property
@@ -72,18 +73,14 @@ class Native:
         """Forwards of fewer rows are no quicker than of so many."""
         return LEAST_ROWS if self._table is None else 1
 
-    def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, whole: Sequence[bool], taps: Mapping[int, Tensor]
-    ) -> Tensor:
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor]) -> Tensor:
         """All layers over `x` [N, hidden], which is written over, and the norm behind them; `cos` and `sin` [N, D].
 
-        In layers that are `whole` all tokens of a segment see each other. `taps[i]` [N, hidden] takes what layer i - 1
-        gave.
+        `taps[i]` [N, hidden] takes what layer i - 1 gave.
         """
         if self._table is None:
-            return self._run_apart(x, cos, sin, parts, whole, taps)
+            return self._run_apart(x, cos, sin, parts, taps)
         table, out = self._table.copy(), torch.empty_like(x)
-        table[:, WHOLE] = whole
         for i, tap in taps.items():
             if i < len(table):
                 table[i, TAP] = tap.data_ptr()
@@ -97,14 +94,12 @@ class Native:
             raise BadModel(f"{len(x)} rows behind {parts.longest} tokens found no memory.")
         return out
 
-    def _run_apart(
-        self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, whole: Sequence[bool], taps: Mapping[int, Tensor]
-    ) -> Tensor:
+    def _run_apart(self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor]) -> Tensor:
         """`run` around products that are not compiled."""
         delta = None
-        for i, layer in enumerate(self._layers):
+        for i, (layer, sight) in enumerate(zip(self._layers, self._sights, strict=True)):
             qkv = layer.qkv(self.add_norm(x, delta, layer.input_norm, taps.get(i)))
-            seen = self._attend(layer, qkv, cos, sin, parts.at(i, whole[i]), parts.longest, self._windows[i])
+            seen = self._attend(layer, qkv, cos, sin, parts.at(i, not sight.causal), parts.longest, sight.window)
             gate_up = layer.gate_up(self.add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(self._swiglu(gate_up))
         return self.add_norm(x, delta, self._last_norm, taps.get(len(self._layers)))
@@ -172,17 +167,18 @@ def _inner(layers: Sequence[Layer]) -> int:
     return int(down.in_features)
 
 
-def _table(layers: Sequence[Layer], windows: Sequence[int | None]) -> Table | None:
+def _table(layers: Sequence[Layer], sights: Sequence[Sight]) -> Table | None:
     """`Layer` in layers.c, a row for each; None where products are not compiled."""
     rows = []
-    for layer, window in zip(layers, windows, strict=True):
+    for layer, sight in zip(layers, sights, strict=True):
         linears = [panels_of(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         if None in linears:
             return None
         norms = [
             0 if weight is None else weight.data_ptr() for weight in (layer.input_norm, layer.qk_norm, layer.post_norm)
         ]
-        rows.append([*norms, *(address for linear in linears if linear for address in linear), window or 0, 0, 0])
+        addresses = (address for linear in linears if linear for address in linear)
+        rows.append([*norms, *addresses, sight.window or 0, not sight.causal, 0])
     return np.array(rows, np.int64)
 
 

@@ -41,6 +41,9 @@ static inline bf16 down(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Asks memory for what will soon be read.
+INLINE void ahead(const void *from) { __builtin_prefetch((const char *)from + AHEAD, 0, 2); }
+
 static inline void down_all(vec x, bf16 *to) {
     ivec bits = (ivec)x;
     halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);

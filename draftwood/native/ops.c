@@ -8,6 +8,7 @@
 
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
+#define LINE 32       // numbers in a line of a cache
 #define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
 #define CHUNK 64      // logits that are looked at together
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
@@ -89,7 +90,7 @@ void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int thr
         for (int64_t i = 0; i < width; i += LANES) {
             vec g = widen(gate + i);
             g = g / (1.0f + exponential(-g)) * widen(other + i);
-            for (int l = 0; l < LANES; l++) out[r * width + i + l] = down(g[l]);
+            down_all(g, out + r * width + i);
         }
     }
 }
@@ -215,12 +216,6 @@ INLINE void lay(const bf16 *rows, ivec *pairs, int64_t dim) {
         for (int l = 0; l < LANES; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + l, LANES);
 }
 
-// Asks memory for what lies AHEAD of `count` numbers.
-INLINE void ahead(const bf16 *from, int64_t count) {
-    for (int64_t i = 0; i < count * (int64_t)sizeof *from; i += 64)
-        __builtin_prefetch((const char *)from + AHEAD + i, 0, 2);
-}
-
 // scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
 INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale) {
     ivec pairs[MOST_DIM / 2];
@@ -229,7 +224,7 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
     lay(queries, pairs, dim);
     for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
     for (int64_t s = 0; s < count; s += AT_ONCE) {
-        ahead(keys + s * dim, AT_ONCE * dim);
+        for (int64_t i = 0; i < AT_ONCE * dim; i += LINE) ahead(keys + s * dim + i);
         for (int64_t k = 0; k < AT_ONCE; k++) {
             int64_t slot = s + k < count ? s + k : count - 1;
             for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
@@ -251,7 +246,7 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
     for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
     for (int64_t s = 0; s < count; s += LANES) {
         const bf16 *key = keys + s * dim;
-        ahead(key, LANES * dim);
+        for (int64_t i = 0; i < LANES * dim; i += LINE) ahead(key + i);
         if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
         lay(key, pairs, dim);
         vec sums[AT_ONCE] = {0};
@@ -322,7 +317,7 @@ INLINE void gather_some(const bf16 *values, const float *weights, int64_t count,
     float4 total[AT_ONCE / 4], some;
     memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof some);
     for (int64_t s = 0; s < count; s++, values += dim, weights += pace) {
-        __builtin_prefetch((const char *)values + AHEAD, 0, 2);
+        ahead(values);
         for (int c = 0; c < columns; c++) value[c] = widen(values + c * LANES);
         for (int k = 0; k < width; k++)
             for (int c = 0; c < columns; c++) mine[k][c] += value[c] * weights[k];
@@ -352,7 +347,7 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
     for (int64_t l = 0; l < block->lanes; l++) {
         float sum = all[l / 4][l % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
         bf16 *to = call->out + query_at(call, block, l) + d;
-        for (int i = 0; i < columns * LANES; i++) to[i] = down(sums[l][i / LANES][i % LANES] * weight);
+        for (int c = 0; c < columns; c++) down_all(sums[l][c] * weight, to + c * LANES);
     }
 }
 

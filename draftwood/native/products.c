@@ -34,7 +34,7 @@ static inline void prepare(const bf16 *x, number *to, int64_t count) {
 INLINE void sum(const number *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], const int rows) {
     vec mine[MOST][PANEL] = {0};  // in registers
     for (int64_t k = 0; k < depth; k += 2, panel += PANEL) {
-        for (int c = 0; c < PANEL; c++) __builtin_prefetch((const char *)(panel + c) + AHEAD, 0, 2);
+        for (int c = 0; c < PANEL; c++) ahead(panel + c);
 #ifdef DOTS
         for (int r = 0; r < rows; r++) {
             int32_t pair;

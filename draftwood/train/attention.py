@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.drafters.dflash_config import Sight
+from draftwood.decoder import Sight
 from draftwood.train.blocks import Blocks
 
 

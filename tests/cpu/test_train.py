@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwood import registry
+from draftwood.decoder import Sight
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
-from draftwood.drafters.dflash_config import Sight
 from draftwood.drafters.markov import Markov, draft_of
 from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra

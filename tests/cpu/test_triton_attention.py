@@ -157,8 +157,8 @@ def test_a_lineage_goes_from_a_node_to_the_root() -> None:
 @pytest.mark.parametrize("size", [10, 30])
 def test_tokens_of_a_block_see_each_other(size: int, window: int | None, context: int, splits: int) -> None:
     from draftwood.attention.triton_tree import tree_attention
+    from draftwood.decoder import Sight
     from draftwood.device.view import View
-    from draftwood.drafters.dflash_config import Sight
     from draftwood.drafters.dflash_static import block_sight
 
     case = make_case(chain_tree(range(size)), context, kv_heads=1, groups=3, seed=size)
