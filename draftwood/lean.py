@@ -21,7 +21,7 @@ from draftwood.attention import attend_invariantly, attend_slots
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, Sight, norm
 from draftwood.errors import BadModel
-from draftwood.native.forward import Native, Parts, bind
+from draftwood.native.forward import Ends, Native, Parts, bind
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary
@@ -82,7 +82,8 @@ class Lean:
         if self._packed:
             pack_linears(self.model)
         sights = [Sight(window, causal=True) for window in self.windows]
-        self.native = bind(self.shape, self.scale, self._layers, sights, decoder.norm.weight)
+        ends = Ends(decoder.embed_tokens.weight, 1.0, self.rotary, decoder.norm.weight, self.model.lm_head)
+        self.native = bind(self.shape, self.scale, self._layers, sights, ends)
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
@@ -138,9 +139,9 @@ class Lean:
 
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens, their keys and values into `cache`."""
-        self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         if isinstance(self.native, Native):
             return self._verify_natively(self.native, plan, cache)
+        self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         plan = replace(plan, alone=self.invariant)
         return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), plan.wanted)
 
@@ -159,22 +160,15 @@ class Lean:
         return Verified(head(x), taps)
 
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
-        """`forward` with everything between the products in compiled operators."""
-        size, least = plan.tokens.shape[1], native.least_rows
-        tokens = F.pad(plan.tokens[0], (0, max(0, least - size)))
-        x = F.embedding(tokens, self.model.model.embed_tokens.weight)
-        taps = x.new_empty(len(x), len(self._taps), x.shape[1])
+        """`forward` by compiled operators."""
+        size, hidden, like = plan.tokens.shape[1], self.model.config.hidden_size, self.model.model.norm.weight
+        taps = like.new_empty(max(size, native.least_rows), len(self._taps), hidden)
         into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
-        cos, sin = (table.flatten(1) for table in self.rotary.at(plan.positions[0]))
         rows = [cache.rows[part.row] for part in plan.segments]
-        like = x.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
-        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
-        x = native.run(x, cos, sin, parts, into)
-        tapped = taps[:size].flatten(1) if self._taps else None
-        if plan.wanted is not None:
-            size = len(plan.wanted)
-            x = F.pad(x[plan.wanted], (0, 0, 0, max(0, least - size)))
-        return Verified(self.model.lm_head(x)[:size], tapped)
+        heads = like.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
+        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(heads) for row in rows])
+        logits = native.run(plan.tokens[0], plan.positions[0], parts, into, plan.wanted)
+        return Verified(logits, taps[:size].flatten(1) if self._taps else None)
 
     @property
     def exact_cache(self) -> bool:

@@ -261,7 +261,7 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
     """What the target draws at a node that is visited: few are, of a wide tree."""
     if sampler.plain and compiled.takes(logits):
-        return lambda node, path: compiled.choices(logits[node : node + 1])[0]
+        return lambda node, path: compiled.choice(logits, node)
     return lambda node, path: sampler.draw(logits[node], path)
 
 

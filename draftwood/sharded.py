@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftwood.errors import BadModel
+from draftwood.packing import linear
 from draftwood.parallel import Group
 from draftwood.target import Target
 
@@ -33,7 +34,7 @@ class ShardedTarget(Target):
         self._table = self._whole(table)
         weight = self._table if head.weight is table else self._whole(head.weight)
         bias = None if head.bias is None else self._whole(head.bias)
-        self._head = weight, bias
+        self._output = linear(weight, bias)
         super().__init__(model, name, path=path, width_invariant=width_invariant)
         self.weight_bytes = sum(local(p).nbytes for p in model.parameters() if p is not table or p is head.weight)
 
@@ -55,16 +56,13 @@ class ShardedTarget(Target):
     def _kv_width(self) -> int:
         return super()._kv_width() // (self.group.size if divides_keys(self.config) else 1)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        return torch.nn.functional.embedding(ids, self._table)
+    @property
+    def embedding(self) -> Tensor:
+        return self._table
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.finish(torch.nn.functional.linear(hidden, *self._head))
-
-    def head_rows(self, tokens: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        weight, bias = self._head
-        rows = slice(None) if tokens is None else tokens
-        return weight[rows], None if bias is None else bias[rows]
+    @property
+    def output(self) -> nn.Module:
+        return self._output
 
 
 def local(parameter: Tensor) -> Tensor:

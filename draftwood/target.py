@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -133,17 +133,27 @@ class Target:
         return self.footprint.work(n_tokens, context, requests)
 
     # --- parts a drafter shares --------------------------------------------------------------------------
+    @property
+    def embedding(self) -> Tensor:
+        """Raw rows of the input embedding, `[V, hidden]`."""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def output(self) -> nn.Module:
+        """The head's product alone: final hidden states `[M, hidden]` to `[M, V]`, neither scaled nor capped."""
+        return self.model.get_output_embeddings()
+
     def embed(self, ids: Tensor) -> Tensor:
-        """Raw rows of the input embedding: `[..., hidden]`."""
-        return nn.functional.embedding(ids, self.model.get_input_embeddings().weight)
+        """Rows of the input embedding: `[..., hidden]`."""
+        return nn.functional.embedding(ids, self.embedding)
 
     def head(self, hidden: Tensor) -> Tensor:
         """The target's own logits `[M, V]` of final hidden states `[M, hidden]`, scaled and capped as it does."""
-        return self.finish(self.model.get_output_embeddings()(hidden))
+        return self.finish(self.output(hidden))
 
     def head_rows(self, tokens: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Weight `[K, hidden]` and bias `[K]` of the head for these token ids, or for all."""
-        head = self.model.get_output_embeddings()
+        head: Any = self.output
         weight = head.unpacked() if isinstance(head, PackedLinear) else head.weight
         rows = slice(None) if tokens is None else tokens
         return weight[rows].detach(), None if head.bias is None else head.bias[rows].detach()

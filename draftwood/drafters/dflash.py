@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
@@ -28,7 +29,7 @@ from draftwood.latency import Work
 from draftwood.packing import LEAST_ROWS, linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
-from draftwood.tree import Draft
+from draftwood.tree import Draft, Ints
 from draftwood.trellis import Block
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
@@ -40,7 +41,7 @@ class DFlashState:
     """One request's context: projected keys and values by position, and taps that wait for projection."""
 
     def __init__(self, kv: Tensor, pending: Tensor) -> None:
-        self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
+        self._take(kv)
         self.pending = pending  # [PENDING, taps * hidden]
         self.projected = 0
         self.waiting = 0
@@ -54,7 +55,13 @@ class DFlashState:
         if slots > have:
             grown = self.kv.new_empty(*self.kv.shape[:3], max(slots, 2 * have), self.kv.shape[4])
             grown[:, :, :, : self.projected] = self.kv[:, :, :, : self.projected]
-            self.kv = grown
+            self._take(grown)
+
+    def _take(self, kv: Tensor) -> None:
+        self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
+        layers, kinds = np.ogrid[: len(kv), :2]
+        # Where the keys and values of each layer begin.
+        self.addresses: Ints = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
 
 
 class DFlashDrafter(Placeable, Weighed, Carded):
@@ -82,9 +89,9 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._weights = weights
         self._target = target
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
-        self._trimmed = None if self._ids is None else linear(*target.head_rows(self._ids))
         self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
-        self._layers = block_layers(config, weights, self._rotary)
+        self._head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
+        self._layers = block_layers(config, weights, self._rotary, target.embedding, self._head)
         self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
 
     @classmethod
@@ -163,11 +170,11 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         for state in states:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
-        x = self._embed_blocks([[request.root, *seen] for request, seen in blocks])
-        hidden = self._layers(x, states, gap).unflatten(0, (len(states), -1))
+        masks = [self.config.mask_token_id] * (self.config.block_size - 1)
+        tokens = [token for request, seen in blocks for token in (request.root, *seen, *masks[len(seen) :])]
         depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
-        block = hidden[:, 1 : 1 + depth].flatten(0, 1)
-        return self._logits(block).view(len(blocks), depth, -1)
+        logits = self._target.finish(self._layers(tokens, states, gap, depth))
+        return logits.view(len(blocks), depth, -1)
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
@@ -208,12 +215,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         """Tokens that may be proposed."""
         return self.config.vocab_size if self._ids is None else len(self._ids)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Of the tokens that may be proposed, from what the norm behind the last layer gave."""
-        return self._target.head(hidden) if self._trimmed is None else self._target.finish(self._trimmed(hidden))
-
     def _candidates(self, hidden: Tensor, width: int) -> Candidates:
-        logits = self._logits(norm(hidden, self._weights.norm, self.config.norm_eps))
+        logits = self._target.finish(self._head(norm(hidden, self._weights.norm, self.config.norm_eps)))
         return propose(logits, width, self._ids, self._markov)
 
     def _project_pending(self, state: DFlashState) -> None:
@@ -226,14 +229,6 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         state.reserve(state.projected + count + self.config.block_size)
         self._layers.project(state, taps, count)
         state.projected += count
-
-    def _embed_blocks(self, blocks: list[list[int]]) -> Tensor:
-        """`[R * B, hidden]`: every block begins with these tokens, the rest are masks."""
-        ids = torch.full((len(blocks), self.config.block_size), self.config.mask_token_id)
-        for row, seen in zip(ids, blocks, strict=True):
-            row[: len(seen)] = torch.tensor(seen)
-        rows = self._target.embed(ids.flatten().to(self._weights.norm.device))
-        return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
 
 class Turned(Protocol):

@@ -1,4 +1,4 @@
-"""The layers of DFlash drafters over their blocks: by compiled operators where they serve, by PyTorch's everywhere."""
+"""DFlash drafters from blocks to logits: by compiled operators where they serve, by PyTorch's everywhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.decoder import Sight, norm
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
-from draftwood.native.forward import Native, Parts, bind
+from draftwood.native.forward import Ends, Fusing, Native, Parts, bind
 from draftwood.plan import Segment
 from draftwood.rotary import Rotary
 
@@ -26,10 +25,11 @@ View = tuple[int, Tensor | None]  # the first key that a block sees, and a mask 
 
 
 class BlockLayers(Protocol):
-    """All layers and the norm behind them."""
+    """A drafter from tokens to logits, the head included."""
 
-    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
-        """`[R * B, hidden]` for blocks `[R * B, hidden]`, each behind the context of its state and a gap.
+    def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        """`[R * depth, V]` of the tokens behind the first of every block. Blocks `[R * B]` stand behind the context of
+        their state and a gap.
 
         A state has room for a block behind its context; keys and values of the block go there.
         """
@@ -40,60 +40,56 @@ class BlockLayers(Protocol):
         ...
 
 
-def block_layers(config: DFlashConfig, weights: Weights, rotary: Rotary) -> BlockLayers:
-    found = bind(config.shape, config.head_dim**-0.5, weights.layers, config.sights, weights.norm)
+def block_layers(
+    config: DFlashConfig, weights: Weights, rotary: Rotary, embedding: Tensor, head: nn.Module
+) -> BlockLayers:
+    ends = Ends(embedding, config.embedding_scale, rotary, weights.norm, head)
+    found = bind(config.shape, config.head_dim**-0.5, weights.layers, config.sights, ends)
+    plain = TorchLayers(config, weights, ends)
     # The operators do not look how far ahead a token is.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
-    if isinstance(found, Native) and near:
-        return NativeLayers(found, weights, rotary)
-    return TorchLayers(config, weights, rotary)
+    return NativeLayers(found, weights, plain) if isinstance(found, Native) and near else plain
 
 
 class NativeLayers:
     """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
 
-    def __init__(self, native: Native, weights: Weights, rotary: Rotary) -> None:
-        self._native, self._weights, self._rotary = native, weights, rotary
+    def __init__(self, native: Native, weights: Weights, plain: TorchLayers) -> None:
+        self._native, self._plain = native, plain
+        self._fusing = Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm)
 
-    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
-        size = len(x) // len(states)
+    def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        size = len(tokens) // len(states)
         steps = np.arange(size)
-        segments = [
-            Segment(r, r * size, (r + 1) * size, state.projected, steps, None) for r, state in enumerate(states)
-        ]
-        parts = Parts(
-            segments,
-            [state.kv.shape[3] for state in states],
-            [_addresses(state.kv) for state in states],
-        )
-        cos, sin = (table.flatten(1) for table in turns(self._rotary, states, size, gap))
-        return self._native.run(x, cos, sin, parts, {})
+        contexts = [state.projected for state in states]
+        segments = [Segment(r, r * size, (r + 1) * size, context, steps, None) for r, context in enumerate(contexts)]
+        blocks = np.arange(len(states))[:, None]
+        positions = np.array(contexts)[:, None] + gap + steps
+        wanted = blocks * size + np.arange(1, 1 + depth)
+        ids, places, rows = (torch.from_numpy(part.ravel()) for part in (np.array(tokens), positions, wanted))
+        return self._native.run(ids, places, _parts(segments, states, gap), {}, rows)
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        native, weights, start = self._native, self._weights, state.projected
-        features = native.add_norm(weights.fc(taps.to(weights.norm)), None, weights.feature_norm)
-        cos, sin = (table.flatten(1) for table in self._rotary(start, start + count))
-        segment = Segment(0, 0, count, start, np.arange(count), None)
-        parts = Parts([segment], [state.kv.shape[3]], [_addresses(state.kv)])
-        native.store(weights.context_kv(features), weights.context_k_norm, cos, sin, parts)
+        segment = Segment(0, 0, count, state.projected, np.arange(count), None)
+        if not self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fusing):
+            self._plain.project(state, taps, count)
 
 
-def _addresses(kv: Tensor) -> NDArray[np.int64]:
-    """`[layers, 2]`: where the keys and values of each layer of `kv` [layers, 2, G, S, D] begin."""
-    layers, kinds = np.ogrid[: len(kv), :2]
-    found: NDArray[np.int64] = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
-    return found
+def _parts(segments: Sequence[Segment], states: Sequence[DFlashState], gap: int) -> Parts:
+    return Parts(segments, [state.kv.shape[3] for state in states], [state.addresses for state in states], gap)
 
 
 class TorchLayers:
     """By PyTorch's operators, in any dtype on any device."""
 
-    def __init__(self, config: DFlashConfig, weights: Weights, rotary: Rotary) -> None:
-        self._config, self._weights, self._rotary = config, weights, rotary
+    def __init__(self, config: DFlashConfig, weights: Weights, ends: Ends) -> None:
+        self._config, self._weights, self._ends = config, weights, ends
 
-    def __call__(self, x: Tensor, states: Sequence[DFlashState], gap: int) -> Tensor:
-        config, size = self._config, len(x) // len(states)
-        cos, sin = turns(self._rotary, states, size, gap)
+    def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        config, ends, size = self._config, self._ends, len(tokens) // len(states)
+        x = F.embedding(torch.tensor(tokens, device=ends.norm.device), ends.embedding)
+        x = x if ends.scale == 1.0 else x * ends.scale
+        cos, sin = turns(ends.rotary, states, size, gap)
         groups = config.num_heads // config.num_kv_heads
         views = {
             sight: [see(sight, state.projected, size, groups, x.device) for state in states]
@@ -101,11 +97,13 @@ class TorchLayers:
         }
         for i, (layer, sight) in enumerate(zip(self._weights.layers, config.sights, strict=True)):
             x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]))
-        return norm(x, self._weights.norm, config.norm_eps)
+        x = norm(x, ends.norm, config.norm_eps).unflatten(0, (len(states), -1))
+        logits: Tensor = ends.head(x[:, 1 : 1 + depth].flatten(0, 1))
+        return logits
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         start = state.projected
-        turn = self._rotary(start, start + len(taps))
+        turn = self._ends.rotary(start, start + len(taps))
         keys, values = context_kv(self._config, self._weights, taps, *turn)
         state.kv[:, 0, :, start : start + count] = keys[:, :, :count]
         state.kv[:, 1, :, start : start + count] = values[:, :, :count]

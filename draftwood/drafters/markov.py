@@ -24,6 +24,7 @@ from torch import Tensor
 from draftwood.drafters.base import Candidates
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadModel
+from draftwood.native import candidates as compiled
 from draftwood.tree import Lattice
 from draftwood.trellis import Block, Trellis
 
@@ -56,6 +57,8 @@ class Markov:
 
         `rows` and `logp` `[D, K]` are head rows and marginals. What is no candidate keeps its share.
         """
+        if compiled.takes(self._before):
+            return compiled.pairs(rows, logp, self._before, self._after)
         before, after = self._before[rows[:-1]].float(), self._after[rows[1:]].float()
         scores = before @ after.mT + logp[1:, None]
         rest = (1 - logp[1:].exp().sum(-1)).clamp_min(0)[:, None, None]

@@ -51,8 +51,9 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        for function in (loaded.attend, loaded.has_products, loaded.multiply, loaded.run_layers):
-            function.restype = ctypes.c_int
+        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "project"):
+            getattr(loaded, name).restype = ctypes.c_int
+        loaded.choice.restype = ctypes.c_int64
         return loaded
 
 

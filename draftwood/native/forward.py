@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
 from draftwood.native.build import Built, operators
 from draftwood.packing import LEAST_ROWS, panels_of
 from draftwood.plan import Segment
+from draftwood.rotary import Rotary
 
 LANES = 16  # as in native.h
 MOST_DIM = 512  # as in ops.c
@@ -33,35 +36,52 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
     return None
 
 
-def bind(
-    shape: Shape, scale: float, layers: Sequence[Layer], sights: Sequence[Sight], last_norm: Tensor
-) -> Native | str:
-    """The operators bound to a model's layers and the norm behind them, or why there are none."""
-    if last_norm.device.type != "cpu":
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """What stands before and behind a model's layers."""
+
+    embedding: Tensor  # [V, hidden]
+    scale: float  # of its rows
+    rotary: Rotary
+    norm: Tensor  # [hidden]
+    head: nn.Module  # hidden -> vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fusing:
+    """What makes context features of taps, and keys and values of these in all layers."""
+
+    fuse: nn.Module  # taps * hidden -> hidden
+    norm: Tensor  # [hidden]
+    kv: nn.Module  # hidden -> layers * 2 * G * D
+    k_norm: Tensor | None  # [layers, G, D]
+
+
+def bind(shape: Shape, scale: float, layers: Sequence[Layer], sights: Sequence[Sight], ends: Ends) -> Native | str:
+    """The operators bound to a model, or why there are none."""
+    if ends.norm.device.type != "cpu":
         return "the model is not on a CPU"
-    reason = declines(shape, len(last_norm), _inner(layers), last_norm.dtype)
+    reason = declines(shape, len(ends.norm), _inner(layers), ends.norm.dtype)
     if reason is not None:
         return reason
     built = operators()
-    return Native(built, shape, scale, layers, sights, last_norm) if built.library else built.reason
+    return Native(built, shape, scale, layers, sights, ends) if built.library else built.reason
 
 
 class Native:
-    """The operators bound to one model's layers."""
+    """The operators bound to one model."""
 
     def __init__(
-        self,
-        built: Built,
-        shape: Shape,
-        scale: float,
-        layers: Sequence[Layer],
-        sights: Sequence[Sight],
-        last_norm: Tensor,
+        self, built: Built, shape: Shape, scale: float, layers: Sequence[Layer], sights: Sequence[Sight], ends: Ends
     ) -> None:
-        self.built, self._shape, self._scale, self._last_norm = built, shape, scale, last_norm
+        self.built, self._shape, self._scale, self._ends = built, shape, scale, ends
         self._layers, self._sights, self._table = layers, sights, _table(layers, sights)
-        inner = _inner(layers)
-        self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, len(last_norm), inner, shape.norm_eps, scale)
+        hidden, inner = len(ends.norm), _inner(layers)
+        self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, hidden, inner, shape.norm_eps, scale)
+        self._head = panels_of(ends.head)
+        head: Any = ends.head
+        vocab, addresses = (head.out_features, self._head) if self._head else (hidden, (0, 0))
+        self._around = _Ends(ends.embedding.data_ptr(), ends.norm.data_ptr(), *addresses, vocab, ends.scale)
 
     @property
     def calls_per_layer(self) -> int:
@@ -73,46 +93,75 @@ class Native:
         """Forwards of fewer rows are no quicker than of so many."""
         return LEAST_ROWS if self._table is None else 1
 
-    def run(self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor]) -> Tensor:
-        """All layers over `x` [N, hidden], which is written over, and the norm behind them; `cos` and `sin` [N, D].
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        parts: Parts,
+        taps: Mapping[int, Tensor],
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone.
 
-        `taps[i]` [N, hidden] takes what layer i - 1 gave.
+        `taps[i]` [N or `least_rows`, hidden] takes what layer i - 1 gave.
         """
+        cosines, sines = self._ends.rotary.reserve(parts.longest)
         if self._table is None:
-            return self._run_apart(x, cos, sin, parts, taps)
-        table, out = self._table.copy(), torch.empty_like(x)
+            return self._run_apart(tokens, cosines[positions], sines[positions], parts, taps, wanted)
+        table, last = self._table.copy(), taps.get(len(self._table))
         for i, tap in taps.items():
             if i < len(table):
                 table[i, TAP] = tap.data_ptr()
         stride = next((tap.stride(0) for tap in taps.values()), 0)
-        failed = self.built.functions.run_layers(
-            c_void_p(table.ctypes.data), c_int64(len(table)), byref(self._sizes), _at(x), _at(out), c_int64(len(x)),
-            _at(cos), _at(sin), *parts.everywhere(), _at(self._last_norm), _at(taps.get(len(table))), c_int64(stride),
-            _threads(),
-        )  # fmt: skip
-        if failed:
-            raise BadModel(f"{len(x)} rows behind {parts.longest} tokens found no memory.")
-        return out
+        wanted = torch.from_numpy(np.arange(len(tokens))) if wanted is None else wanted
+        out = torch.empty(len(wanted), self._around.vocab, dtype=torch.bfloat16)
+        if self.built.functions.forward(
+            c_void_p(table.ctypes.data), c_int64(len(table)), byref(self._sizes), byref(self._around), _at(tokens),
+            _at(positions), c_int64(len(tokens)), _at(cosines), _at(sines), *parts.everywhere(), _at(last),
+            c_int64(stride), _at(wanted), c_int64(len(wanted)), _at(out), _threads(),
+        ):  # fmt: skip
+            raise BadModel(f"{len(tokens)} rows behind {parts.longest} tokens found no memory.")
+        logits: Tensor = out if self._head else self._ends.head(out)
+        return logits
 
-    def _run_apart(self, x: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor]) -> Tensor:
+    def _run_apart(
+        self, tokens: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor], wanted: Tensor | None
+    ) -> Tensor:
         """`run` around products that are not compiled."""
-        delta = None
+        size, ends, delta = len(tokens), self._ends, None
+        x = F.embedding(F.pad(tokens, (0, max(0, LEAST_ROWS - size))), ends.embedding)
+        x = x if ends.scale == 1.0 else x * ends.scale
         for i, (layer, sight) in enumerate(zip(self._layers, self._sights, strict=True)):
-            qkv = layer.qkv(self.add_norm(x, delta, layer.input_norm, taps.get(i)))
+            qkv = layer.qkv(self._add_norm(x, delta, layer.input_norm, taps.get(i)))
             seen = self._attend(layer, qkv, cos, sin, parts.at(i, not sight.causal), parts.longest, sight.window)
-            gate_up = layer.gate_up(self.add_norm(x, layer.output(seen), layer.post_norm))
+            gate_up = layer.gate_up(self._add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(self._swiglu(gate_up))
-        return self.add_norm(x, delta, self._last_norm, taps.get(len(self._layers)))
+        x = self._add_norm(x, delta, ends.norm, taps.get(len(self._layers)))
+        if wanted is not None:
+            size = len(wanted)
+            x = F.pad(x[wanted], (0, 0, 0, max(0, LEAST_ROWS - size)))
+        logits: Tensor = ends.head(x)[:size]
+        return logits
 
-    def store(self, kv: Tensor, k_norm: Tensor | None, cos: Tensor, sin: Tensor, parts: Parts) -> None:
-        """Keys and values of context tokens, `[N, layers * 2 * G * D]`, into the slots of one segment: keys normalised
-        by `k_norm` [layers, G, D] and turned."""
-        shape, (part, _, slots) = self._shape, parts.everywhere()
-        sizes = (*_sizes(shape.kv_heads, shape.head_dim), c_float(shape.norm_eps), _threads())
-        where = (_at(k_norm), _at(cos), _at(sin), part, slots)
-        self.built.functions.store_layers(_at(kv), c_int64(len(self._layers)), *where, *sizes)
+    def project(self, taps: Tensor, parts: Parts, fusing: Fusing) -> bool:
+        """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment.
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
+        False: nothing was done, where products are not compiled.
+        """
+        linears = panels_of(fusing.fuse), panels_of(fusing.kv)
+        if None in linears:
+            return False
+        fuse, kv = (_Linear(*linear) for linear in linears if linear)
+        cosines, sines = self._ends.rotary(parts.longest - len(taps), parts.longest)
+        part, _, slots = parts.everywhere()
+        if self.built.functions.project(
+            _at(taps), c_int64(taps.shape[1]), byref(fuse), _at(fusing.norm), byref(kv), _at(fusing.k_norm),
+            c_int64(len(self._layers)), byref(self._sizes), _at(cosines), _at(sines), part, slots, _threads(),
+        ):  # fmt: skip
+            raise BadModel(f"{len(taps)} context features found no memory.")
+        return True
+
+    def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
         out = torch.empty_like(x)
         taken = _at(tap), c_int64(0 if tap is None else tap.stride(0))
@@ -151,6 +200,22 @@ class Native:
         return seen.flatten(1)
 
 
+class _Linear(Structure):
+    """`Linear` in layers.c."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class _Ends(Structure):
+    """`Ends` in layers.c, the head's two addresses in line."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("embedding", "norm", "weight", "bias")),
+        ("vocab", c_int64),
+        ("scale", c_float),
+    )
+
+
 class _Sizes(Structure):
     """`Shape` in layers.c."""
 
@@ -186,12 +251,16 @@ class Parts:
     """Segments as the operators read them: `Part` in native.h, a row for each."""
 
     def __init__(
-        self, segments: Sequence[Segment], capacities: Sequence[int], addresses: Sequence[NDArray[np.int64]]
+        self,
+        segments: Sequence[Segment],
+        capacities: Sequence[int],
+        addresses: Sequence[NDArray[np.int64]],
+        gap: int = 0,
     ) -> None:
         """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
-        begin."""
+        begin. Positions go on `gap` behind the context."""
         self._addresses = np.stack(addresses, 1)
-        self.longest = max(part.context + part.size for part in segments)
+        self.longest = max(part.context + gap + part.size for part in segments)
         self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
         masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
         self._table = np.array(

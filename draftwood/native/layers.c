@@ -34,19 +34,28 @@ static bf16 *take(bf16 **room, int64_t rows, int64_t size) {
     return mine;
 }
 
-// out [rows, hidden] = RMSNorm(layers(x)) * last_norm; x [rows, hidden] is written over. Every row belongs to a part, whose
-// keys and values in each layer begin at slots [layers, parts, 2]. Rows of a tap, and of last_tap (or null), are `stride`
-// apart; cosine and sine are [rows, D]. Returns 0, or 1 if memory ran out.
-int run_layers(const Layer *layers, int64_t count, const Shape *shape, bf16 *x, bf16 *out, int64_t rows,
-               const bf16 *cosine, const bf16 *sine, Part *parts, int64_t requests, bf16 *const *slots,
-               const bf16 *last_norm, bf16 *last_tap, int64_t stride, int threads) {
+// What stands before and behind the layers. As forward.py lays it out.
+typedef struct {
+    const bf16 *embedding, *last_norm;  // [any, hidden], [hidden]
+    Linear head;                        // hidden -> vocab; without one what the last norm gave is asked for
+    int64_t vocab;
+    float scale;  // of embeddings
+} Ends;
+
+static void look_up(const bf16 *table, const int64_t *places, int64_t count, int64_t width, bf16 *out) {
+    for (int64_t i = 0; i < count; i++) memcpy(out + i * width, table + places[i] * width, width * sizeof *out);
+}
+
+// x [rows, hidden] through all layers; RMSNorm(layers(x)) * last_norm to `normed`. Every row belongs to a part, whose keys
+// and values in each layer begin at slots [layers, parts, 2]. Rows of a tap, and of last_tap (or null), are `stride` apart;
+// cosine and sine are [rows, D], `rest` is room for all results of a layer.
+static int run_layers(const Layer *layers, int64_t count, const Shape *shape, const bf16 *last_norm, bf16 *x, bf16 *normed,
+                      int64_t rows, const bf16 *cosine, const bf16 *sine, Part *parts, int64_t requests,
+                      bf16 *const *slots, bf16 *last_tap, int64_t stride, bf16 *rest, int threads) {
     int64_t heads = shape->heads, groups = shape->kv_heads, dim = shape->dim, hidden = shape->hidden;
     int64_t seen_by = heads * dim, projected = (heads + 2 * groups) * dim, inner = shape->inner;
-    bf16 *room = malloc(rows * (2 * hidden + projected + 2 * seen_by + 3 * inner) * sizeof *room), *rest = room;
-    if (!room) return 1;
-    bf16 *normed = take(&rest, rows, hidden), *delta = take(&rest, rows, hidden), *qkv = take(&rest, rows, projected);
-    bf16 *q = take(&rest, rows, seen_by), *seen = take(&rest, rows, seen_by);
-    bf16 *gate_up = take(&rest, rows, 2 * inner), *gated = take(&rest, rows, inner);
+    bf16 *delta = take(&rest, rows, hidden), *qkv = take(&rest, rows, projected), *q = take(&rest, rows, seen_by);
+    bf16 *seen = take(&rest, rows, seen_by), *gate_up = take(&rest, rows, 2 * inner), *gated = take(&rest, rows, inner);
     int failed = 0;
     for (int64_t i = 0; i < count && !failed; i++, slots += 2 * requests) {
         const Layer *layer = layers + i;
@@ -63,19 +72,53 @@ int run_layers(const Layer *layers, int64_t count, const Shape *shape, bf16 *x, 
         swiglu(gate_up, gated, rows, inner, threads);
         failed |= apply(&layer->down, gated, delta, rows, inner, hidden, threads);
     }
-    add_norm(x, count ? delta : 0, last_norm, out, last_tap, stride, shape->eps, rows, hidden, threads);
+    add_norm(x, count ? delta : 0, last_norm, normed, last_tap, stride, shape->eps, rows, hidden, threads);
+    return failed;
+}
+
+// Logits out [wants, vocab], or what the last norm gave [wants, hidden], of the rows `wanted`, for tokens [rows] at
+// positions [rows], whose cosines and sines are rows of the tables. The rest is as in run_layers. Returns 0, or 1 if memory
+// ran out.
+int forward(const Layer *layers, int64_t count, const Shape *shape, const Ends *ends, const int64_t *tokens,
+            const int64_t *positions, int64_t rows, const bf16 *cosines, const bf16 *sines, Part *parts,
+            int64_t requests, bf16 *const *slots, bf16 *last_tap, int64_t stride, const int64_t *wanted, int64_t wants,
+            bf16 *out, int threads) {
+    int64_t hidden = shape->hidden, dim = shape->dim, heads = 3 * shape->heads + 2 * shape->kv_heads + 2;
+    bf16 *room = malloc(rows * (3 * hidden + heads * dim + 3 * shape->inner) * sizeof *room), *rest = room;
+    if (!room) return 1;
+    bf16 *x = take(&rest, rows, hidden), *normed = take(&rest, rows, hidden);
+    bf16 *cosine = take(&rest, rows, dim), *sine = take(&rest, rows, dim);
+    look_up(ends->embedding, tokens, rows, hidden, x);
+    look_up(cosines, positions, rows, dim, cosine);
+    look_up(sines, positions, rows, dim, sine);
+    for (int64_t i = 0; ends->scale != 1.0f && i < rows * hidden; i++) x[i] = down(up(x[i]) * ends->scale);
+    int failed = run_layers(layers, count, shape, ends->last_norm, x, normed, rows, cosine, sine, parts, requests, slots,
+                            last_tap, stride, rest, threads);
+    bf16 *chosen = ends->head.weight ? x : out;
+    look_up(normed, wanted, wants, hidden, chosen);
+    if (ends->head.weight) failed |= apply(&ends->head, chosen, out, wants, hidden, ends->vocab, threads);
     free(room);
     return failed;
 }
 
-// Keys and values of one part's rows for all layers, kv [rows, layers, 2, G, D], to its slots [layers, 2] behind its
-// context: keys normalised (unless k_norm [layers, G, D] is null) and turned.
-void store_layers(const bf16 *kv, int64_t count, const bf16 *k_norm, const bf16 *cosine, const bf16 *sine, Part *part,
-                  bf16 *const *slots, int64_t kv_heads, int64_t dim, float eps, int threads) {
-    int64_t size = kv_heads * dim;
+// Keys and values in all layers of one part's context tokens, from taps [rows, wide], to its slots [layers, 2] behind its
+// context: taps through `fuse` and a norm, and through `kv` [layers, 2, G, D]; keys normalised (unless k_norm [layers, G, D]
+// is null) and turned. Returns 0, or 1 if memory ran out.
+int project(const bf16 *taps, int64_t wide, const Linear *fuse, const bf16 *norm, const Linear *kv, const bf16 *k_norm,
+            int64_t count, const Shape *shape, const bf16 *cosine, const bf16 *sine, Part *part, bf16 *const *slots,
+            int threads) {
+    int64_t size = shape->kv_heads * shape->dim, hidden = shape->hidden, all = 2 * count * size, rows = part->rows;
+    bf16 *room = malloc(rows * (2 * hidden + all) * sizeof *room), *rest = room;
+    if (!room) return 1;
+    bf16 *fused = take(&rest, rows, hidden), *features = take(&rest, rows, hidden), *made = take(&rest, rows, all);
+    int failed = apply(fuse, taps, fused, rows, wide, hidden, threads);
+    add_norm(fused, 0, norm, features, 0, 0, shape->eps, rows, hidden, threads);
+    failed |= apply(kv, features, made, rows, hidden, all, threads);
     for (int64_t i = 0; i < count; i++) {
         part->keys = slots[2 * i], part->values = slots[2 * i + 1];
-        rotate_store(kv + 2 * i * size, 2 * count * size, k_norm ? k_norm + i * size : 0, cosine, sine, 0, part, 1, 0,
-                     kv_heads, dim, eps, threads);
+        rotate_store(made + 2 * i * size, all, k_norm ? k_norm + i * size : 0, cosine, sine, 0, part, 1, 0,
+                     shape->kv_heads, shape->dim, shape->eps, threads);
     }
+    free(room);
+    return failed;
 }

@@ -14,6 +14,7 @@
 
 #define LANES 16
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
+#define NEAR 1024     // bytes between what is asked of the second cache and what is used
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
@@ -41,8 +42,11 @@ static inline bf16 down(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Asks memory for what will soon be read.
-INLINE void ahead(const void *from) { __builtin_prefetch((const char *)from + AHEAD, 0, 2); }
+// Asks memory for what will be read, and the second cache for what will soon be.
+INLINE void ahead(const void *from) {
+    __builtin_prefetch((const char *)from + AHEAD, 0, 2);
+    __builtin_prefetch((const char *)from + NEAR, 0, 3);
+}
 
 static inline void down_all(vec x, bf16 *to) {
     ivec bits = (ivec)x;

@@ -503,20 +503,17 @@ static inline float largest_of(const bf16 *chunk) {
     return largest(most);
 }
 
-// The place of the largest of each row of logits [rows, size], the first of equals; 0 if none is a number.
-void choices(const bf16 *logits, int64_t *places, int64_t rows, int64_t size, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
-    for (int64_t r = 0; r < rows; r++) {
-        const bf16 *row = logits + r * size;
-        float best = -INFINITY;
-        places[r] = 0;
-        for (int64_t start = 0; start < size; start += CHUNK) {
-            int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-            if (stop - start == CHUNK && !(largest_of(row + start) > best)) continue;
-            for (int64_t i = start; i < stop; i++)
-                if (up(row[i]) > best) best = up(row[i]), places[r] = i;
-        }
+// The place of the largest of a row of logits [size], the first of equals; 0 if none is a number.
+int64_t choice(const bf16 *row, int64_t size) {
+    float best = -INFINITY;
+    int64_t place = 0;
+    for (int64_t start = 0; start < size; start += CHUNK) {
+        int64_t stop = start + CHUNK < size ? start + CHUNK : size;
+        if (stop - start == CHUNK && !(largest_of(row + start) > best)) continue;
+        for (int64_t i = start; i < stop; i++)
+            if (up(row[i]) > best) best = up(row[i]), place = i;
     }
+    return place;
 }
 
 // log of the sum of the exponentials of a row.
@@ -553,6 +550,38 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, 
         float all = log_sum(row, size, best[0]);
         for (int64_t j = 0; j < k; j++) best[j] -= all;
     }
+}
+
+// log p of each of k candidates of a depth, given each of the depth before, [depths - 1, k, k]: `before` of the one times
+// `after` of the other, [any, rank], and the other's logp [depths, k]; what is no candidate keeps its share. `rows`
+// [depths, k] say which candidates. Returns 0, or 1 if memory ran out.
+int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
+                int64_t depths, int64_t k, int64_t rank) {
+    int64_t vectors = (k + LANES - 1) / LANES, wide = vectors * LANES;
+    vec *turned = aligned_alloc(sizeof *turned, (rank + 1) * vectors * sizeof *turned);
+    if (!turned) return 1;
+    float *lanes = (float *)turned, *scores = lanes + rank * wide;  // `after` of the candidates, one a lane; scores
+    for (int64_t d = 1; d < depths; d++) {
+        const int64_t *from = rows + (d - 1) * k, *to = rows + d * k;
+        float rest = 1.0f;
+        for (int64_t b = 0; b < k; b++) rest -= expf(logp[d * k + b]);
+        for (int64_t b = 0; b < wide; b++)
+            for (int64_t i = 0; i < rank; i++) lanes[i * wide + b] = b < k ? up(after[to[b] * rank + i]) : 0.0f;
+        for (int64_t a = 0; a < k; a++, out += k) {
+            const bf16 *mine = before + from[a] * rank;
+            for (int64_t b = 0; b < wide; b++) scores[b] = b < k ? logp[d * k + b] : NEVER;
+            vec sum = {0};
+            for (int64_t v = 0; v < vectors; v++) {
+                vec score = turned[rank * vectors + v];
+                for (int64_t i = 0; i < rank; i++) score += up(mine[i]) * turned[i * vectors + v];
+                sum += exponential(score), turned[rank * vectors + v] = score;
+            }
+            float all = logf(total((float *)&sum) + (rest > 0.0f ? rest : 0.0f));
+            for (int64_t b = 0; b < k; b++) out[b] = scores[b] - all;
+        }
+    }
+    free(turned);
+    return 0;
 }
 
 // Slots `source` (ascending, none before its place) of tensors [heads, slots, bytes] into the slots from `start` on.

@@ -89,7 +89,7 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
     for (int64_t start = 0; start < rows; start += BLOCK) {
         int64_t block = rows - start < BLOCK ? rows - start : BLOCK, tiles = (block + MOST - 1) / MOST;
         prepare(x + start * depth, ready, block * depth);
-#pragma omp parallel for num_threads(threads) if (block * depth * width > SMALL)
+#pragma omp parallel for num_threads(threads) if (block * depth * width > SMALL / 4)
         for (int64_t p = 0; p < panels; p++) {
             int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
             for (int64_t tile = 0, first = 0, next; tile < tiles; tile++, first = next) {

@@ -25,6 +25,7 @@ from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLay
 from draftwood.drafters.lattice import lattice_of
 from draftwood.errors import BadInput, BadModel
 from draftwood.native.build import operators
+from draftwood.packing import linear
 
 HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
 BASE = {
@@ -81,15 +82,16 @@ class TinyTarget:
     def __post_init__(self) -> None:
         numbers = torch.Generator().manual_seed(1)
         shape = (self.vocab_size, self.hidden_size)
-        self.table, self.rows = (
+        self.embedding, rows = (
             torch.randn(shape, generator=numbers, dtype=torch.float64).to(self.dtype) for _ in range(2)
         )
+        self.output = linear(rows)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.table[ids]
+        return self.embedding[ids]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.rows.T
+    def finish(self, logits: Tensor) -> Tensor:
+        return logits
 
 
 def make_tensors(config: dict, qk_norm: bool = True) -> dict[str, Tensor]:
@@ -207,7 +209,7 @@ def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps
         y = norm(x, t[p + "post_attention_layernorm.weight"])
         gate, up = (y @ t[f"{p}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
-    return torch.log_softmax(target.head(norm(x[1:], t["norm.weight"]).to(target.dtype)).double(), -1)
+    return torch.log_softmax(target.output(norm(x[1:], t["norm.weight"]).to(target.dtype)).double(), -1)
 
 
 def check(found, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -281,6 +283,7 @@ def test_follows_the_targets_dtype(dtype: torch.dtype, tolerance: float, tmp_pat
 
 COMPILED = [
     "nested",
+    "scaled embedding",
     "block 16, one key head",
     "bias",
     "sliding",
@@ -291,10 +294,10 @@ COMPILED = [
 
 @pytest.mark.skipif(operators().library is None, reason=operators().reason)
 @torch.inference_mode()
-@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize(("gap", "depth"), [(0, 7), (3, 2)])
 @pytest.mark.parametrize("form", [*COMPILED, "sliding, bidirectional"])
 def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
-    form: str, gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, gap: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {**BASE, **FORMS[form], "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     folder = write(tmp_path, config, make_tensors(config))
@@ -306,8 +309,8 @@ def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
         for state, length in zip(states, (3, 40), strict=True):
             drafter.extend(state, [1] * length, some_taps(drafter, length))
             drafter._project_pending(state)
-        blocks = torch.randn(2 * config["block_size"], 64, generator=torch.Generator().manual_seed(5))
-        return drafter._layers, drafter._layers(blocks.to(dtype), states, gap).double()
+        blocks = torch.randint(VOCAB, (2 * config["block_size"],), generator=torch.Generator().manual_seed(5))
+        return drafter._layers, drafter._layers(blocks.tolist(), states, gap, depth).double()
 
     _, truth = run(torch.float64)
     layers, compiled = run(torch.bfloat16)

@@ -15,7 +15,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choices, takes
+from draftwood.native.candidates import choice, takes
 from draftwood.native.forward import Native
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
@@ -244,13 +244,14 @@ def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
 
 @compiled
 @pytest.mark.parametrize("size", [5, 64, 1000, 49152])
-def test_choices_are_the_first_of_the_largest(size: int) -> None:
+def test_a_choice_is_the_first_of_the_largest(size: int) -> None:
     logits = (torch.randn(9, size, generator=torch.Generator().manual_seed(2)) * 4).bfloat16()
     logits[3] = -torch.inf
     logits[4, size // 2 :] = 30.0
     logits[5] = torch.nan
-    assert choices(logits) == [*logits[:3].argmax(-1).tolist(), 0, size // 2, 0, *logits[6:].argmax(-1).tolist()]
-    assert choices(logits[:, ::2]) == choices(logits[:, ::2].clone()) and choices(logits[:0]) == []
+    found = [choice(logits, row) for row in range(9)]
+    assert found == [*logits[:3].argmax(-1).tolist(), 0, size // 2, 0, *logits[6:].argmax(-1).tolist()]
+    assert [choice(logits[::2], row) for row in range(5)] == found[::2]
 
 
 @compiled

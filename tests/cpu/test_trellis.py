@@ -17,10 +17,12 @@ from draftwood import registry
 from draftwood.device.growth import Grower
 from draftwood.drafters.base import Candidates, Request
 from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.lattice import candidates
 from draftwood.drafters.markov import Markov, draft_of, tables
 from draftwood.errors import BadModel
 from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
+from draftwood.native.build import operators
 from draftwood.pool import Pool, Weights
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
@@ -150,6 +152,17 @@ def test_pairs_are_the_softmax_of_corrected_logits() -> None:
         found = draft.pairs[depth]
         at = torch.from_numpy(draft.lattice.tokens[depth + 1])
         np.testing.assert_allclose(found, expected[:, at].numpy(), atol=1e-5)
+
+
+@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+@pytest.mark.parametrize(("depths", "k", "rank"), [(7, 32, 64), (2, 5, 3), (3, 40, 16), (1, 4, 8)])
+def test_compiled_pairs_are_those_of_the_formula(depths: int, k: int, rank: int) -> None:
+    before, after = (table.bfloat16() for table in random_head(90, rank))
+    rows, logp = candidates(torch.randn(depths, 90, generator=torch.Generator().manual_seed(3)) * 3, k)
+    found = Markov(before, after).pairs(rows, logp)
+    expected = Markov(before.double(), after.double()).pairs(rows, logp.double())
+    assert found.shape == (depths - 1, k, k)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_what_is_no_candidate_keeps_its_share() -> None:
