@@ -96,9 +96,10 @@ class Errors:
 def prediction_errors(rounds: Iterable[Round]) -> dict[str, Errors]:
     """Errors of each part and of the whole `round`. A prediction is made before its round is learned from."""
     seen = [r for r in rounds if r.predicted]
-    pairs = {p: [(r.predicted[p], r.parts[p]) for r in seen if p in r.parts and p in r.predicted] for p in PARTS}
+    both = [(r.predicted, r.parts) for r in seen]
+    pairs = {p: [(said[p], took[p]) for said, took in both if p in took and p in said] for p in PARTS}
     return {
-        **{part: Errors.of(both) for part, both in pairs.items()},
+        **{part: Errors.of(found) for part, found in pairs.items()},
         "round": Errors.of((r.predicted_s, r.total_s) for r in seen),
     }
 

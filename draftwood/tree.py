@@ -75,17 +75,10 @@ class Tree:
         return bool(np.array_equal(self.parents, np.arange(-1, len(self))))
 
     def ancestors(self) -> Bools:
-        """Which nodes each node sees: its ancestors and itself, `[1 + N, 1 + N]`.
-
-        Pointer jumping: after step k a row holds 2^k generations, so log2(depth) products suffice.
-        """
-        size = len(self.tokens)
-        seen = np.eye(size, dtype=bool)
-        seen[np.arange(1, size), self.parents[1:]] = True
-        reach = 1
-        while reach < self.depths.max(initial=0):
-            seen = (seen.astype(np.float32) @ seen.astype(np.float32)) > 0
-            reach *= 2
+        """Which nodes each node sees: its ancestors and itself, `[1 + N, 1 + N]`."""
+        seen = np.eye(len(self.tokens), dtype=bool)
+        for node, parent in enumerate(self.parents[1:].tolist(), 1):
+            seen[node] |= seen[parent]
         return seen
 
     def up_to_depth(self, depth: int) -> Tree:

@@ -530,7 +530,7 @@ static float log_sum(const bf16 *row, int64_t size, float most) {
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
 // normalised over the row. Both out are [rows, k].
 void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, int64_t size, int64_t k, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 8)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = logits + r * size;
         int64_t *place = places + r * k;
