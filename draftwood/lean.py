@@ -161,14 +161,10 @@ class Lean:
 
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` by compiled operators."""
-        size, hidden, like = plan.tokens.shape[1], self.model.config.hidden_size, self.model.model.norm.weight
-        taps = like.new_empty(max(size, native.least_rows), len(self._taps), hidden)
-        into = {layer + 1: taps[:, place] for layer, place in self._taps.items()}  # the next sum is what a layer gave
         rows = [cache.rows[part.row] for part in plan.segments]
-        heads = like.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
-        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(heads) for row in rows])
-        logits = native.run(plan.tokens[0], plan.positions[0], parts, into, plan.wanted)
-        return Verified(logits, taps[:size].flatten(1) if self._taps else None)
+        like = self.model.model.norm.weight.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
+        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
+        return native.run(plan.tokens[0], plan.positions[0], parts, tuple(self._taps), plan.wanted)
 
     @property
     def exact_cache(self) -> bool:

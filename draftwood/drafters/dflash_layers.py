@@ -67,7 +67,7 @@ class NativeLayers:
         positions = np.array(contexts)[:, None] + gap + steps
         wanted = blocks * size + np.arange(1, 1 + depth)
         ids, places, rows = (torch.from_numpy(part.ravel()) for part in (np.array(tokens), positions, wanted))
-        return self._native.run(ids, places, _parts(segments, states, gap), {}, rows)
+        return self._native.run(ids, places, _parts(segments, states, gap), wanted=rows).logits
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         segment = Segment(0, 0, count, state.projected, np.arange(count), None)

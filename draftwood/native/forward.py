@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,12 +17,13 @@ from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
 from draftwood.native.build import Built, operators
 from draftwood.packing import LEAST_ROWS, panels_of
-from draftwood.plan import Segment
+from draftwood.plan import Segment, Verified
 from draftwood.rotary import Rotary
 
 LANES = 16  # as in native.h
 MOST_DIM = 512  # as in ops.c
-TAP = -1  # the column of the table that changes from call to call
+TAP = -1  # the column of the table that says where taps go
+NOWHERE = -1
 
 Table: TypeAlias = NDArray[np.int64]
 
@@ -76,6 +77,7 @@ class Native:
     ) -> None:
         self.built, self._shape, self._scale, self._ends = built, shape, scale, ends
         self._layers, self._sights, self._table = layers, sights, _table(layers, sights)
+        self._tappings: dict[tuple[int, ...], tuple[Table, c_int64]] = {}
         hidden, inner = len(ends.norm), _inner(layers)
         self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, hidden, inner, shape.norm_eps, scale)
         self._head = panels_of(ends.head)
@@ -88,60 +90,61 @@ class Native:
         """Calls from Python."""
         return 9 if self._table is None else 0
 
-    @property
-    def least_rows(self) -> int:
-        """Forwards of fewer rows are no quicker than of so many."""
-        return LEAST_ROWS if self._table is None else 1
-
     def run(
         self,
         tokens: Tensor,
         positions: Tensor,
         parts: Parts,
-        taps: Mapping[int, Tensor],
+        tapped: Sequence[int] = (),
         wanted: Tensor | None = None,
-    ) -> Tensor:
-        """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone.
-
-        `taps[i]` [N or `least_rows`, hidden] takes what layer i - 1 gave.
-        """
+    ) -> Verified:
+        """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and what the layers
+        `tapped` gave."""
         cosines, sines = self._ends.rotary.reserve(parts.longest)
         if self._table is None:
-            return self._run_apart(tokens, cosines[positions], sines[positions], parts, taps, wanted)
-        table, last = self._table.copy(), taps.get(len(self._table))
-        for i, tap in taps.items():
-            if i < len(table):
-                table[i, TAP] = tap.data_ptr()
-        stride = next((tap.stride(0) for tap in taps.values()), 0)
-        wanted = torch.from_numpy(np.arange(len(tokens))) if wanted is None else wanted
-        out = torch.empty(len(wanted), self._around.vocab, dtype=torch.bfloat16)
+            return self._run_apart(tokens, cosines[positions], sines[positions], parts, tapped, wanted)
+        rows, hidden, like = len(tokens), len(self._ends.norm), self._ends.norm
+        taps = like.new_empty(rows, len(tapped) * hidden) if tapped else None
+        table, last = self._tapping(tuple(tapped), self._table)
+        wants = rows if wanted is None else len(wanted)
+        out = like.new_empty(wants, self._around.vocab)
         if self.built.functions.forward(
             c_void_p(table.ctypes.data), c_int64(len(table)), byref(self._sizes), byref(self._around), _at(tokens),
-            _at(positions), c_int64(len(tokens)), _at(cosines), _at(sines), *parts.everywhere(), _at(last),
-            c_int64(stride), _at(wanted), c_int64(len(wanted)), _at(out), _threads(),
+            _at(positions), c_int64(rows), _at(cosines), _at(sines), *parts.everywhere(), _at(taps),
+            last, c_int64(len(tapped) * hidden), _at(wanted), c_int64(wants), _at(out), _threads(),
         ):  # fmt: skip
-            raise BadModel(f"{len(tokens)} rows behind {parts.longest} tokens found no memory.")
-        logits: Tensor = out if self._head else self._ends.head(out)
-        return logits
+            raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
+        return Verified(out if self._head else self._ends.head(out), taps)
+
+    def _tapping(self, tapped: tuple[int, ...], table: Table) -> tuple[Table, c_int64]:
+        """The table of layers, and where in a row of taps the last one's goes."""
+        if tapped not in self._tappings:
+            places = np.full(len(table) + 1, NOWHERE)  # the sum that a layer begins with is what the one before gave
+            places[np.array(tapped, np.int64) + 1] = np.arange(len(tapped)) * len(self._ends.norm)
+            bound = table.copy()
+            bound[:, TAP] = places[:-1]
+            self._tappings[tapped] = bound, c_int64(places[-1])
+        return self._tappings[tapped]
 
     def _run_apart(
-        self, tokens: Tensor, cos: Tensor, sin: Tensor, parts: Parts, taps: Mapping[int, Tensor], wanted: Tensor | None
-    ) -> Tensor:
+        self, tokens: Tensor, cos: Tensor, sin: Tensor, parts: Parts, tapped: Sequence[int], wanted: Tensor | None
+    ) -> Verified:
         """`run` around products that are not compiled."""
-        size, ends, delta = len(tokens), self._ends, None
-        x = F.embedding(F.pad(tokens, (0, max(0, LEAST_ROWS - size))), ends.embedding)
+        rows, ends, delta = len(tokens), self._ends, None
+        x = F.embedding(F.pad(tokens, (0, max(0, LEAST_ROWS - rows))), ends.embedding)
         x = x if ends.scale == 1.0 else x * ends.scale
+        taps = x.new_empty(len(x), len(tapped), x.shape[1])
+        into = {layer + 1: taps[:, place] for place, layer in enumerate(tapped)}
         for i, (layer, sight) in enumerate(zip(self._layers, self._sights, strict=True)):
-            qkv = layer.qkv(self._add_norm(x, delta, layer.input_norm, taps.get(i)))
+            qkv = layer.qkv(self._add_norm(x, delta, layer.input_norm, into.get(i)))
             seen = self._attend(layer, qkv, cos, sin, parts.at(i, not sight.causal), parts.longest, sight.window)
             gate_up = layer.gate_up(self._add_norm(x, layer.output(seen), layer.post_norm))
             delta = layer.down(self._swiglu(gate_up))
-        x = self._add_norm(x, delta, ends.norm, taps.get(len(self._layers)))
+        x = self._add_norm(x, delta, ends.norm, into.get(len(self._layers)))
+        wants = rows if wanted is None else len(wanted)
         if wanted is not None:
-            size = len(wanted)
-            x = F.pad(x[wanted], (0, 0, 0, max(0, LEAST_ROWS - size)))
-        logits: Tensor = ends.head(x)[:size]
-        return logits
+            x = F.pad(x[wanted], (0, 0, 0, max(0, LEAST_ROWS - wants)))
+        return Verified(ends.head(x)[:wants], taps[:rows].flatten(1) if tapped else None)
 
     def project(self, taps: Tensor, parts: Parts, fusing: Fusing) -> bool:
         """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment.
@@ -243,7 +246,7 @@ def _table(layers: Sequence[Layer], sights: Sequence[Sight]) -> Table | None:
             0 if weight is None else weight.data_ptr() for weight in (layer.input_norm, layer.qk_norm, layer.post_norm)
         ]
         addresses = (address for linear in linears if linear for address in linear)
-        rows.append([*norms, *addresses, sight.window or 0, not sight.causal, 0])
+        rows.append([*norms, *addresses, sight.window or 0, not sight.causal, NOWHERE])
     return np.array(rows, np.int64)
 
 

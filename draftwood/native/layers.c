@@ -13,7 +13,7 @@ typedef struct {
     const bf16 *input_norm, *qk_norm, *post_norm;
     Linear qkv, output, gate_up, down;
     int64_t window, whole;  // how far back it looks, 0 for all; whether rows see those behind them
-    bf16 *tap;              // takes what the layer before gave, or is null
+    int64_t tap;            // where in a row of taps what the layer before gave goes, -1 for nowhere
 } Layer;
 
 // What all layers share. As forward.py lays it out.
@@ -47,11 +47,11 @@ static void look_up(const bf16 *table, const int64_t *places, int64_t count, int
 }
 
 // x [rows, hidden] through all layers; RMSNorm(layers(x)) * last_norm to `normed`. Every row belongs to a part, whose keys
-// and values in each layer begin at slots [layers, parts, 2]. Rows of a tap, and of last_tap (or null), are `stride` apart;
-// cosine and sine are [rows, D], `rest` is room for all results of a layer.
+// and values in each layer begin at slots [layers, parts, 2]. Taps [rows, stride] take what the last layer gave at
+// last_tap; cosine and sine are [rows, D], `rest` is room for all results of a layer.
 static int run_layers(const Layer *layers, int64_t count, const Shape *shape, const bf16 *last_norm, bf16 *x, bf16 *normed,
                       int64_t rows, const bf16 *cosine, const bf16 *sine, Part *parts, int64_t requests,
-                      bf16 *const *slots, bf16 *last_tap, int64_t stride, bf16 *rest, int threads) {
+                      bf16 *const *slots, bf16 *taps, int64_t last_tap, int64_t stride, bf16 *rest, int threads) {
     int64_t heads = shape->heads, groups = shape->kv_heads, dim = shape->dim, hidden = shape->hidden;
     int64_t seen_by = heads * dim, projected = (heads + 2 * groups) * dim, inner = shape->inner;
     bf16 *delta = take(&rest, rows, hidden), *qkv = take(&rest, rows, projected), *q = take(&rest, rows, seen_by);
@@ -61,7 +61,8 @@ static int run_layers(const Layer *layers, int64_t count, const Shape *shape, co
         const Layer *layer = layers + i;
         for (int64_t p = 0; p < requests; p++)
             parts[p].keys = slots[2 * p], parts[p].values = slots[2 * p + 1], parts[p].whole = layer->whole;
-        add_norm(x, i ? delta : 0, layer->input_norm, normed, layer->tap, stride, shape->eps, rows, hidden, threads);
+        add_norm(x, i ? delta : 0, layer->input_norm, normed, layer->tap < 0 ? 0 : taps + layer->tap, stride, shape->eps,
+                 rows, hidden, threads);
         failed |= apply(&layer->qkv, normed, qkv, rows, hidden, projected, threads);
         rotate_store(qkv, projected, layer->qk_norm, cosine, sine, q, parts, requests, heads, groups, dim, shape->eps,
                      threads);
@@ -72,17 +73,18 @@ static int run_layers(const Layer *layers, int64_t count, const Shape *shape, co
         swiglu(gate_up, gated, rows, inner, threads);
         failed |= apply(&layer->down, gated, delta, rows, inner, hidden, threads);
     }
-    add_norm(x, count ? delta : 0, last_norm, normed, last_tap, stride, shape->eps, rows, hidden, threads);
+    add_norm(x, count ? delta : 0, last_norm, normed, last_tap < 0 ? 0 : taps + last_tap, stride, shape->eps, rows, hidden,
+             threads);
     return failed;
 }
 
-// Logits out [wants, vocab], or what the last norm gave [wants, hidden], of the rows `wanted`, for tokens [rows] at
-// positions [rows], whose cosines and sines are rows of the tables. The rest is as in run_layers. Returns 0, or 1 if memory
-// ran out.
+// Logits out [wants, vocab], or what the last norm gave [wants, hidden], of the rows `wanted` (null: all), for tokens
+// [rows] at positions [rows], whose cosines and sines are rows of the tables. The rest is as in run_layers. Returns 0, or 1
+// if memory ran out.
 int forward(const Layer *layers, int64_t count, const Shape *shape, const Ends *ends, const int64_t *tokens,
             const int64_t *positions, int64_t rows, const bf16 *cosines, const bf16 *sines, Part *parts,
-            int64_t requests, bf16 *const *slots, bf16 *last_tap, int64_t stride, const int64_t *wanted, int64_t wants,
-            bf16 *out, int threads) {
+            int64_t requests, bf16 *const *slots, bf16 *taps, int64_t last_tap, int64_t stride, const int64_t *wanted,
+            int64_t wants, bf16 *out, int threads) {
     int64_t hidden = shape->hidden, dim = shape->dim, heads = 3 * shape->heads + 2 * shape->kv_heads + 2;
     bf16 *room = malloc(rows * (3 * hidden + heads * dim + 3 * shape->inner) * sizeof *room), *rest = room;
     if (!room) return 1;
@@ -93,10 +95,13 @@ int forward(const Layer *layers, int64_t count, const Shape *shape, const Ends *
     look_up(sines, positions, rows, dim, sine);
     for (int64_t i = 0; ends->scale != 1.0f && i < rows * hidden; i++) x[i] = down(up(x[i]) * ends->scale);
     int failed = run_layers(layers, count, shape, ends->last_norm, x, normed, rows, cosine, sine, parts, requests, slots,
-                            last_tap, stride, rest, threads);
-    bf16 *chosen = ends->head.weight ? x : out;
-    look_up(normed, wanted, wants, hidden, chosen);
-    if (ends->head.weight) failed |= apply(&ends->head, chosen, out, wants, hidden, ends->vocab, threads);
+                            taps, last_tap, stride, rest, threads);
+    if (wanted) look_up(normed, wanted, wants, hidden, x);
+    bf16 *chosen = wanted ? x : normed;
+    if (ends->head.weight)
+        failed |= apply(&ends->head, chosen, out, wants, hidden, ends->vocab, threads);
+    else
+        memcpy(out, chosen, wants * hidden * sizeof *out);
     free(room);
     return failed;
 }

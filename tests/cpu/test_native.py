@@ -196,7 +196,7 @@ def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_sliding"])
 def test_all_layers_in_one_call_give_the_bits_of_a_call_for_each_operator(family: str) -> None:
     target, tree = lean(family, pack=True, dtype=torch.bfloat16), random_tree(12)
-    assert isinstance(target.path.native, Native) and target.path.native.least_rows == 1
+    assert isinstance(target.path.native, Native) and target.path.native.calls_per_layer == 0
     together = logits_of(target, tree, 80)
     target.path.native._table = None
     assert torch.equal(logits_of(target, tree, 80), together)
