@@ -144,6 +144,13 @@ class Engine:
             raise BadInput("The prompt is empty; give at least one token of text.")
         if max_new_tokens < 1:
             raise BadInput(f"max_new_tokens is {max_new_tokens}; it must be 1 or more.")
+        known = self.target.vocab_size
+        strange = next((token for token in (min(prompt), max(prompt)) if not 0 <= token < known), None)
+        if strange is not None:
+            raise BadInput(
+                f"The prompt has the token id {strange}, but {self.target.name} knows the ids 0 to {known - 1}; "
+                "encode it with this model's own tokenizer."
+            )
         limit = self.target.context_limit
         if len(prompt) >= limit:
             raise BadInput(

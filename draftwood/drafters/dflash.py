@@ -60,8 +60,12 @@ class DFlashState:
     def _take(self, kv: Tensor) -> None:
         self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
         layers, kinds = np.ogrid[: len(kv), :2]
-        # Where the keys and values of each layer begin.
-        self.addresses: Ints = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
+        self._offsets: Ints = kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
+
+    @property
+    def addresses(self) -> Ints:
+        """`[layers, 2]`: where the keys and values of each layer begin. Not kept: states are copied."""
+        return self.kv.data_ptr() + self._offsets
 
 
 class DFlashDrafter(Placeable, Weighed, Carded):

@@ -1,4 +1,4 @@
-"""Decoder layers through the compiled operators: the lean path's and a drafter's, in bf16 on a CPU, packed weights."""
+"""Decoders from tokens to logits by compiled operators: the lean path's and a drafter's, in bf16 on a CPU."""
 
 from __future__ import annotations
 

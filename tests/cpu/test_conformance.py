@@ -31,6 +31,7 @@ from draftwood.drafters.draft_model import Options as Beam
 from draftwood.drafters.ngram import NgramDrafter
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.engine import Engine
+from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.parallel import ALONE
 from draftwood.sampling import Sampler, Sampling
@@ -478,6 +479,12 @@ def test_never_more_tokens_than_asked(family: Target, truth: list[int], new: int
 def test_the_context_window_ends_the_text(backend: str) -> None:
     target = tiny_target(max_position_embeddings=32)
     assert len(run(target, Tabled(Noisy("noisy")), "ddtree:40", Sampling(), backend, new=100)) == 32 - len(PROMPT)
+
+
+@pytest.mark.parametrize("strange", [-1, 10_000])
+def test_a_token_of_another_model_is_refused(family: Target, strange: int) -> None:
+    with pytest.raises(BadInput, match=f"token id {strange}.*own tokenizer"):
+        next(engine(family, None, "autoregressive", "host").run([*PROMPT, strange], NEW))
 
 
 @backends

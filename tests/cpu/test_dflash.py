@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -319,6 +320,22 @@ def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
     layers, torchs = run(torch.bfloat16)
     assert isinstance(layers, TorchLayers)
     assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_copied_state_is_one_of_its_own(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = {**BASE, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    target = TinyTarget(hidden_size=64, dtype=dtype)
+    drafter = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), target)
+    state = drafter.open(capacity=40)
+    drafter.extend(state, [1] * 20, some_taps(drafter, 20))
+    expected = drafter.draft([Request(state, root=5, width=4)])[0]
+    copied = copy.deepcopy(state)
+    state.kv.zero_()
+    found = drafter.draft([Request(copied, root=5, width=4)])[0]
+    assert not state.kv.any()
+    np.testing.assert_array_equal(found.logp, expected.logp)
 
 
 def test_a_shorter_draft_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
