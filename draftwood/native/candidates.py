@@ -18,6 +18,8 @@ def takes(logits: Tensor) -> bool:
 
 def choice(logits: Tensor, row: int) -> int:
     """The place of the largest of a row, the first of equals."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
     first = logits.data_ptr() + row * logits.stride(0) * logits.itemsize
     place: int = operators().functions.choice(c_void_p(first), c_int64(logits.shape[1]))
     return place

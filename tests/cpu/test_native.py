@@ -252,6 +252,9 @@ def test_a_choice_is_the_first_of_the_largest(size: int) -> None:
     found = [choice(logits, row) for row in range(9)]
     assert found == [*logits[:3].argmax(-1).tolist(), 0, size // 2, 0, *logits[6:].argmax(-1).tolist()]
     assert [choice(logits[::2], row) for row in range(5)] == found[::2]
+    apart = logits[:, ::2]
+    assert [choice(apart, row) for row in range(9)] == [choice(apart.clone(), row) for row in range(9)]
+    assert choice(apart, 0) == int(apart[0].argmax())
 
 
 @compiled
