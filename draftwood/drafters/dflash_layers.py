@@ -87,8 +87,7 @@ class TorchLayers:
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
         config, ends, size = self._config, self._ends, len(tokens) // len(states)
-        x = F.embedding(torch.tensor(tokens, device=ends.norm.device), ends.embedding)
-        x = x if ends.scale == 1.0 else x * ends.scale
+        x = ends.embed(torch.tensor(tokens, device=ends.norm.device))
         cos, sin = turns(ends.rotary, states, size, gap)
         groups = config.num_heads // config.num_kv_heads
         views = {

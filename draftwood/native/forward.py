@@ -47,6 +47,11 @@ class Ends:
     norm: Tensor  # [hidden]
     head: nn.Module  # hidden -> vocabulary
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`[N, hidden]` of `tokens` [N]."""
+        rows = F.embedding(tokens, self.embedding)
+        return rows if self.scale == 1.0 else rows * self.scale
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fusing:
@@ -131,8 +136,7 @@ class Native:
     ) -> Verified:
         """`run` around products that are not compiled."""
         rows, ends, delta = len(tokens), self._ends, None
-        x = F.embedding(F.pad(tokens, (0, max(0, LEAST_ROWS - rows))), ends.embedding)
-        x = x if ends.scale == 1.0 else x * ends.scale
+        x = ends.embed(F.pad(tokens, (0, max(0, LEAST_ROWS - rows))))
         taps = x.new_empty(len(x), len(tapped), x.shape[1])
         into = {layer + 1: taps[:, place] for place, layer in enumerate(tapped)}
         for i, (layer, sight) in enumerate(zip(self._layers, self._sights, strict=True)):
