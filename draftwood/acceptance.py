@@ -28,8 +28,10 @@ MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 128  # rounds that the outlook looks at
 SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
-TRIALS = 8  # drafted rounds before there is an outlook
+TRIALS = 4  # drafted rounds before there is an outlook
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
+SHAPING = 8  # drafted rounds before they say how deep, how wide and how far
+LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
@@ -61,7 +63,7 @@ class AcceptanceModel:
         Where growing on pays, trees end with nodes of about the same mass, and few with less. A tree of which all
         was verified says that too little was grown: else what was not grown would never be seen to be missing.
         """
-        return 0.0 if len(self._faintest) < TRIALS else 0.9 * sorted(self._faintest)[len(self._faintest) // 4]
+        return 0.0 if len(self._faintest) < SHAPING else 0.9 * sorted(self._faintest)[len(self._faintest) // 4]
 
     @property
     def depth(self) -> int | None:
@@ -69,12 +71,17 @@ class AcceptanceModel:
 
         A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
         """
-        return None if len(self._depths) < TRIALS else 1 + max(self._depths)
+        return None if len(self._depths) < SHAPING else 1 + max(self._depths)
 
     @property
     def width(self) -> int | None:
         """How many candidates of a depth are worth drafting, by the same rule: twice what recent trees had of one."""
-        return None if len(self._widths) < TRIALS else 2 * max(self._widths)
+        return None if len(self._widths) < SHAPING else 2 * max(self._widths)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are worth growing, by the same rule. Where all masses are alike, none of them is faint."""
+        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * max(map(len, self._recent)), LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.
@@ -121,6 +128,7 @@ class AcceptanceModel:
 
     def turn(self) -> None:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
+        self._ledger.turn()
         weight = sum(self._shares)
         if weight > CARRIED:
             self._shares = deque((share * CARRIED / weight for share in self._shares), KEPT)
@@ -150,14 +158,15 @@ class AcceptanceModel:
         return Prospect(float(tokens), float(shares @ sizes), float(doubt))
 
     def outlook(self, costs: Costs) -> Outlook:
-        """Expected tokens per second of a drafted round like the recent ones, over plain decoding's."""
+        """Expected tokens per second of a drafted round like the recent ones, over plain decoding's, and hope of more."""
         prospect = self.prospect()
         if prospect is None:
             return Outlook(float("nan"), self._idle)
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        tokens = prospect.tokens + OPTIMISM * prospect.doubt * self._ledger.affords
-        return Outlook(float(tokens * costs.plain_s / seconds), self._idle, costs.resume)
+        hope = OPTIMISM * prospect.doubt * self._ledger.affords
+        worth = float(costs.plain_s / seconds)  # of a token
+        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

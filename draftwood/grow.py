@@ -28,10 +28,11 @@ class Growth:
     depth: int | None = None  # of the deepest node; None: the draft's
     spine: bool = False  # with the whole chain, however faint: what is recorded for others to grow from
 
-    def __call__(self, draft: Draft, root: int, faint: float = 0.0) -> Tree:
-        """The tree below the token `root`; nodes of less mass than `faint` need not be grown, as in `grow`."""
+    def __call__(self, draft: Draft, root: int, faint: float = 0.0, most: int | None = None) -> Tree:
+        """The tree below the token `root`; nodes of less mass than `faint` need not be grown, as in `grow`, nor more
+        than `most` of a best-first tree."""
         if self.per_depth is None:
-            tree = grow(draft, root, self.n_max, faint)
+            tree = grow(draft, root, self.n_max if most is None else min(self.n_max, most), faint)
             return joined(tree, chain(draft, root, self.n_max)) if self.spine else tree
         if self.per_depth == 1:
             return chain(draft, root, self.n_max)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from draftwood.trace import Round
 
-SHARE = 0.025  # of the time, that drafting in hope may lose
+SHARE = 0.015  # of the time, that drafting in hope may lose
 ADVANCE = 100.0  # plain steps, counted as spent before the first round: trials come first
+AFRESH = (
+    0.6  # plain steps that it may lose at the start of a text whatever was lost before: the text may be another kind
+)
 KEPT = 1 - 1 / 512  # of what was spent and saved, per round
 ODD = 2.0  # times what was expected of it is the most that a round counts as: a machine that was paused is no loss
 
@@ -27,7 +30,15 @@ class Ledger:
     @property
     def affords(self) -> bool:
         """Whether drafting may go on that only might pay."""
-        return self.saved >= -SHARE * (self.spent + ADVANCE)
+        return self.saved >= -self._room
+
+    @property
+    def _room(self) -> float:
+        return SHARE * (self.spent + ADVANCE)
+
+    def turn(self) -> None:
+        """To another text."""
+        self.saved = max(self.saved, AFRESH - self._room)
 
     def enter(self, round: Round, plain_s: float) -> None:
         """A round, and what a plain step would have taken then."""

@@ -222,7 +222,7 @@ def _rows(taps: Tensor | None, rows: slice | list[int]) -> Tensor | None:
 def _grow(request: Request, draft: Draft) -> Tree:
     if not request.policy.calibrated:
         return request.policy.grow(draft, request.root)
-    return request.policy.grow(draft, request.root, request.acceptance.faint)
+    return request.policy.grow(draft, request.root, request.acceptance.faint, request.acceptance.nodes)
 
 
 def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:

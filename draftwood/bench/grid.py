@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,9 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 WARM_TOKENS = 48
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
+PAUSE = (
+    5.0  # times a method's usual round is the most that one counts as: the machine was elsewhere, no method was slow
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Answering:
         self._engine = engine
         self._request = engine.request(prompt, tokens, sampling)
         self._batch = engine.batch_of_one(engine.policy, None, known.keep)
-        self.tokens, self.seconds, self.rounds = 0, 0.0, list[Round]()  # behind the first token
+        self.tokens, self.rounds, self._spent = 0, list[Round](), list[float]()  # behind the first token
         engine.tap()
         self._batch.join(self._request, known.find(self._request) if engine.backend().name == "host" else None)
         while not (steps := list(self._batch.round().values())):
@@ -114,12 +117,23 @@ class Answering:
     def run(self, tokens: int) -> None:
         """Rounds until there are so many tokens, or all."""
         self._engine.tap()  # plain decoding pays for no taps
-        start = time.perf_counter()
         while self.tokens < tokens and not self._request.finished:
-            for step in self._batch.round().values():
+            start = time.perf_counter()
+            steps = list(self._batch.round().values())
+            self._spent.append(time.perf_counter() - start)
+            for step in steps:
                 self.tokens += len(step.tokens)
                 self.rounds += [step.round] if step.round else []
-        self.seconds += time.perf_counter() - start
+
+    @property
+    def wall_s(self) -> float:
+        """Of all rounds."""
+        return sum(self._spent)
+
+    @property
+    def seconds(self) -> float:
+        """The same without the machine's pauses."""
+        return float(np.minimum(self._spent, PAUSE * np.median(self._spent)).sum())
 
 
 def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
@@ -145,15 +159,18 @@ def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: Gri
     ran = warmed(ran, lengthened(encoded[0], filler, place.context), known)
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
     rounds: list[Round] = []
+    seconds = wall_s = 0.0
     for i, ids in enumerate(encoded):
         sampling = Sampling(place.temperature, seed=options.seed + i)
         answers = race(ran, lengthened(ids, filler, place.context), options.max_new_tokens, sampling, known, i)
         for method, answer in answers.items():
             totals[method][i] = answer.tokens, answer.seconds
+            seconds, wall_s = seconds + answer.seconds, wall_s + answer.wall_s
         rounds += answers[OURS].rounds
         if i + 1 == SIEVE:
             ran = sieved(ran, totals)
-    return summarize(place, totals, rounds, time.perf_counter() - start, options.seed)
+    cell = summarize(place, totals, rounds, time.perf_counter() - start, options.seed)
+    return replace(cell, paused=1 - seconds / wall_s)
 
 
 def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str, Engine]:

@@ -47,6 +47,7 @@ class Cell:
     drafted: float  # share of bastion's rounds
     seconds: float
     widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
+    paused: float = 0.0  # share of the rounds' time that was left out, see `grid.PAUSE`
 
     @property
     def holds(self) -> bool:
@@ -84,7 +85,9 @@ def page(cells: Sequence[Cell]) -> Iterator[str]:
     yield ""
     yield (
         f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
-        f"{', '.join(FIXED)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts."
+        f"{', '.join(FIXED)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
+        f"The machine's pauses are left out: {np.mean([c.paused for c in cells]):.2%} of the time, "
+        f"{max(c.paused for c in cells):.2%} of one cell's."
     )
     for part in (by_drafter, by_method, every_cell):
         yield ""

@@ -71,9 +71,10 @@ class Prospect:
 class Outlook:
     """What recent drafted rounds say about the next one, before it is drafted."""
 
-    gain: float  # tokens per second to hope for in a drafted round, over plain decoding's; NaN if unknown
+    gain: float  # tokens per second to expect of a drafted round, over plain decoding's; NaN if unknown
     idle: int  # rounds since the drafter last ran
     resume: float = 0.0  # plain steps that a draft after a pause takes beyond one that goes on
+    hope: float = 0.0  # of so much more gain, which the doubt about it leaves and the ledger affords
 
 
 class Policy(Protocol):
@@ -108,10 +109,10 @@ class Policy(Protocol):
         """Whether to run the drafter this round."""
         ...
 
-    def grow(self, draft: Draft, root: int, faint: float = 0.0) -> Tree:
+    def grow(self, draft: Draft, root: int, faint: float = 0.0, most: int | None = None) -> Tree:
         """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device.
 
-        A calibrated policy is told below what mass no recent tree had any use for nodes.
+        A calibrated policy is told below what mass, and behind how many nodes, no recent tree had any use for more.
         """
         ...
 

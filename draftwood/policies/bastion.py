@@ -55,7 +55,8 @@ class Bastion(Joint):
 
     def drafts(self, outlook: Outlook) -> bool:
         """Whether drafting has paid lately, or is due another look."""
-        hopeful = np.isnan(outlook.gain) or outlook.gain >= 1 + (self.hysteresis if outlook.idle else 0)
+        least = 1 + (self.hysteresis if outlook.idle else 0)
+        hopeful = np.isnan(outlook.gain) or outlook.gain + outlook.hope >= least
         return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume))
 
     def _due(self, idle: int, gain: float, resume: float) -> bool:

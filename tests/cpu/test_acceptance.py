@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.acceptance import CARRIED, TRIALS, AcceptanceModel, reliability, temperature_bucket
+from draftwood.acceptance import (
+    CARRIED,
+    LEAST_GROWN,
+    SHAPING,
+    TRIAL_NODES,
+    TRIALS,
+    AcceptanceModel,
+    reliability,
+    temperature_bucket,
+)
 from draftwood.grow import grow
-from draftwood.ledger import ADVANCE, ODD, SHARE, Ledger
+from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.policies.bastion import Bastion
 from draftwood.trace import Round
@@ -203,7 +212,9 @@ def test_idle_rounds_are_counted_and_one_look_after_a_long_pause_counts_much() -
     assert model.outlook(COSTS).idle == 0
     prospect = model.prospect()
     assert prospect is not None and prospect.tokens == pytest.approx(1.5, rel=1e-5)
-    assert model.outlook(COSTS).gain * (0.2 + 0.05 + 1 + 0.02 * 2) == pytest.approx(1.5 + OPTIMISM * prospect.doubt)
+    outlook, seconds = model.outlook(COSTS), 0.2 + 0.05 + 1 + 0.02 * 2
+    assert outlook.gain * seconds == pytest.approx(1.5, rel=1e-5)
+    assert outlook.hope * seconds == pytest.approx(OPTIMISM * prospect.doubt)
 
 
 def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected() -> None:
@@ -217,7 +228,9 @@ def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected(
         assert prospect is not None
         doubts.append(prospect.doubt)
         seconds = COSTS.draft_s + COSTS.aux_s[0] + COSTS.verify_s[round(prospect.nodes)]
-        assert model.outlook(COSTS).gain * seconds == pytest.approx(prospect.tokens + OPTIMISM * prospect.doubt)
+        outlook = model.outlook(COSTS)
+        assert outlook.gain * seconds == pytest.approx(prospect.tokens)
+        assert outlook.hope * seconds == pytest.approx(OPTIMISM * prospect.doubt)
     assert 0 < doubts[0] < 0.1 and 0.2 < doubts[1] < 0.5
 
 
@@ -320,6 +333,25 @@ def test_what_was_lost_is_forgiven_as_plain_rounds_pass() -> None:
     assert ledger.affords
 
 
+def test_another_text_may_lose_a_little_whatever_was_lost_before() -> None:
+    ledger, lost = Ledger(), replace(a_round(sure(1, 0.5)), seconds={"verify": 1.25})
+    for _ in range(100):
+        ledger.enter(lost, plain_s=1.0)
+    assert not ledger.affords
+    ledger.turn()
+    rounds = 0
+    while ledger.affords:
+        ledger.enter(lost, plain_s=1.0)
+        rounds += 1
+    assert rounds == 1 + int(AFRESH / 0.25)
+
+
+def test_a_text_that_may_lose_more_is_not_cut_short_by_another() -> None:
+    ledger = Ledger(spent=100.0, saved=5.0)
+    ledger.turn()
+    assert ledger.saved == 5.0
+
+
 # --- how deep to draft ----
 
 
@@ -330,7 +362,7 @@ def chain(depth: int) -> Tree:
 
 def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
     model = AcceptanceModel()
-    for _ in range(TRIALS):
+    for _ in range(SHAPING):
         assert model.depth is None
         model.observe(a_round(chain(3)))
     assert model.depth == 4
@@ -344,7 +376,7 @@ def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
 def test_the_width_worth_drafting_follows_what_trees_use() -> None:
     siblings = Tree(np.arange(5), np.array([-1, 0, 0, 0, 1]), np.array([0, 1, 1, 1, 2]), np.full(5, 0.2, np.float32))
     model = AcceptanceModel()
-    for _ in range(TRIALS):
+    for _ in range(SHAPING):
         assert model.width is None
         model.observe(a_round(siblings))
     assert model.width == 6
@@ -364,6 +396,16 @@ def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     for _ in range(48):
         model.observe(a_round(chain(6)))
     assert model.faint < 0.016
+
+
+def test_how_much_is_worth_growing_follows_what_trees_verify() -> None:
+    model = AcceptanceModel()
+    for _ in range(TRIALS):
+        assert model.nodes == TRIAL_NODES, "more are never verified"
+        model.observe(a_round(chain(6)))
+    assert model.nodes == LEAST_GROWN
+    model.observe(a_round(chain(LEAST_GROWN)))
+    assert model.nodes == 2 * LEAST_GROWN, "all of it was used: there may be more"
 
 
 def test_trees_that_are_verified_whole_are_grown_further() -> None:

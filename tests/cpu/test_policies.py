@@ -153,6 +153,7 @@ def test_bastion_drafts_while_it_pays_and_while_nothing_is_known() -> None:
     assert Bastion().drafts(Outlook(gain=float("nan"), idle=0))
     assert Bastion().drafts(Outlook(gain=1.3, idle=0))
     assert not Bastion().drafts(Outlook(gain=0.9, idle=0))
+    assert Bastion().drafts(Outlook(gain=0.9, idle=0, hope=0.15))
 
 
 def test_bastion_goes_on_with_what_pays_and_resumes_what_clearly_does() -> None:
