@@ -28,13 +28,13 @@ MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
 KEPT = 128  # rounds that the outlook looks at
 SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
-TRIALS = 4  # drafted rounds before there is an outlook
+TRIALS = 6  # drafted rounds before there is an outlook, and before they shape others
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
-SHAPING = 8  # drafted rounds before they say how deep, how wide and how far
 LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
+BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -52,6 +52,8 @@ class AcceptanceModel:
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
         self._ledger = Ledger()
         self._seen = 0.0  # of them; pauses do not count as forgetting
+        self._texts = 0  # of requests alone, this one included
+        self._own = 0  # drafted rounds of this text
         self._idle = 0
         self._prospect: Prospect | None = None
         self._unjudged = 0  # rounds since it was formed that may have changed it
@@ -63,7 +65,7 @@ class AcceptanceModel:
         Where growing on pays, trees end with nodes of about the same mass, and few with less. A tree of which all
         was verified says that too little was grown: else what was not grown would never be seen to be missing.
         """
-        return 0.0 if len(self._faintest) < SHAPING else 0.9 * sorted(self._faintest)[len(self._faintest) // 4]
+        return 0.0 if len(self._faintest) < TRIALS else 0.9 * sorted(self._faintest)[len(self._faintest) // 4]
 
     @property
     def depth(self) -> int | None:
@@ -71,12 +73,12 @@ class AcceptanceModel:
 
         A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
         """
-        return None if len(self._depths) < SHAPING else 1 + max(self._depths)
+        return None if len(self._depths) < TRIALS else 1 + max(self._depths)
 
     @property
     def width(self) -> int | None:
         """How many candidates of a depth are worth drafting, by the same rule: twice what recent trees had of one."""
-        return None if len(self._widths) < SHAPING else 2 * max(self._widths)
+        return None if len(self._widths) < TRIALS else 2 * max(self._widths)
 
     @property
     def nodes(self) -> int:
@@ -129,11 +131,11 @@ class AcceptanceModel:
     def turn(self) -> None:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
         self._ledger.turn()
+        self._texts, self._own, self._prospect = self._texts + 1, 0, None
         weight = sum(self._shares)
         if weight > CARRIED:
             self._shares = deque((share * CARRIED / weight for share in self._shares), KEPT)
             self._seen = min(self._seen, CARRIED)
-            self._prospect = None
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""
@@ -154,11 +156,13 @@ class AcceptanceModel:
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
         # of its mean, counts as one more. And a pause adds no doubt, or a look that failed would be followed by others.
         squares = self._seen * (shares @ (came - emitted) ** 2) + expected * (expected - 1)
-        doubt = np.sqrt(squares / (self._seen + 1) / (self._seen + JUDGED))
-        return Prospect(float(tokens), float(shares @ sizes), float(doubt))
+        variance = squares / (self._seen + 1) / (self._seen + JUDGED)
+        # This text may be unlike the others: the less so, the more of either were seen.
+        variance += BETWEEN**2 / (1 + self._own) / max(1, self._texts - 1) if self._texts else 0.0
+        return Prospect(float(tokens), float(shares @ sizes), float(np.sqrt(variance)))
 
     def outlook(self, costs: Costs) -> Outlook:
-        """Expected tokens per second of a drafted round like the recent ones, over plain decoding's, and hope of more."""
+        """Tokens per second to expect, and to hope for, of a drafted round like the recent ones, over plain ones."""
         prospect = self.prospect()
         if prospect is None:
             return Outlook(float("nan"), self._idle)
@@ -185,6 +189,7 @@ class AcceptanceModel:
         self._shares = deque((share * fade for share in self._shares), KEPT)
         self._shares.append(1.0)
         self._seen = RECENT * self._seen + 1
+        self._own += 1
         self._recent.append(features)
         self._emitted.append(emitted)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)

@@ -294,17 +294,29 @@ class ReplayedGraphs(Graphs):
 
 
 def tiny_dflash(
-    target: Target, draft_tokens: list[int] | None = None, seed: int = 1, taps: tuple[int, ...] = (0, 2), rank: int = 0
-):
+    target: Target,
+    draft_tokens: list[int] | None = None,
+    seed: int = 1,
+    taps: tuple[int, ...] = (0, 2),
+    rank: int = 0,
+    causal: bool = False,
+) -> DFlashDrafter:
     """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
     with tempfile.TemporaryDirectory() as folder:
-        dflash_files(target, Path(folder), seed, taps, rank)
+        dflash_files(target, Path(folder), seed, taps, rank, causal)
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
 
 
-def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, ...] = (0, 2), rank: int = 0) -> None:
+def dflash_files(
+    target: Target,
+    folder: Path,
+    seed: int = 1,
+    taps: tuple[int, ...] = (0, 2),
+    rank: int = 0,
+    causal: bool = False,
+) -> None:
     """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
     torch.manual_seed(seed)
@@ -327,7 +339,7 @@ def dflash_files(target: Target, folder: Path, seed: int = 1, taps: tuple[int, .
         hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,
-        layer_types=["full_attention"] * layers,
+        layer_types=["full_attention"] * layers, is_causal=causal,
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -151,7 +151,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Lattice` [depth, width] or `Trellis` per request; requests share the products, never the attention.
 
-        The block is whole whatever depth is asked: a shorter one would predict other tokens. Only its head is saved.
+        Where tokens of a block see those behind them, the block is whole whatever depth is asked: a shorter one would
+        predict other tokens. Only its head is saved.
         """
         return list(self.draft_behind([(request, ()) for request in requests]))
 
@@ -174,9 +175,10 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         for state in states:
             self._project_pending(state)
             state.reserve(state.projected + self.config.block_size)
-        masks = [self.config.mask_token_id] * (self.config.block_size - 1)
-        tokens = [token for request, seen in blocks for token in (request.root, *seen, *masks[len(seen) :])]
         depth = min(self.max_depth, max(request.depth or self.max_depth for request, _ in blocks))
+        behind = max(depth, *(len(seen) for _, seen in blocks)) if self.config.causal else self.config.block_size - 1
+        masks = [self.config.mask_token_id] * behind
+        tokens = [token for request, seen in blocks for token in (request.root, *seen, *masks[len(seen) :])]
         logits = self._target.finish(self._layers(tokens, states, gap, depth))
         return logits.view(len(blocks), depth, -1)
 

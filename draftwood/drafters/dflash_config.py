@@ -51,6 +51,11 @@ class DFlashConfig:
         return len(self.sights)
 
     @property
+    def causal(self) -> bool:
+        """Whether no token of a block sees those behind it, so that a short block begins as a long one does."""
+        return all(sight.causal for sight in self.sights)
+
+    @property
     def shape(self) -> Shape:
         return Shape(self.num_heads, self.num_kv_heads, self.head_dim, self.norm_eps)
 

@@ -55,6 +55,9 @@ def train(
     target: Target = None,
     layers: Annotated[int, typer.Option(help="Layers of the drafter.")] = 3,
     block_size: Annotated[int, typer.Option(help="Tokens of a block, the anchor included.")] = 16,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Tokens of a block see none behind them: shorter blocks draft the same.")
+    ] = False,
     taps: Annotated[int, typer.Option(help="Target layers that it reads.")] = 5,
     markov_rank: Annotated[
         int, typer.Option(help="Rank of what the candidate before changes; 0: independent depths.")

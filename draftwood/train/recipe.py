@@ -28,6 +28,7 @@ class Recipe:
     objective: str = "dflash"
     layers: int = 3
     block_size: int = 16
+    causal: bool = False  # tokens of a block do not see those behind them: a draft of few depths is a short block
     taps: int = 5  # target layers it reads
     markov_rank: int = 64  # of what the candidate before changes; 0: marginals alone
     init: str = "target"  # target, random or a checkpoint
@@ -103,7 +104,7 @@ class Recipe:
     def check_same(self, found: dict[str, Any], where: str) -> None:
         """Refuse to resume a run of another recipe, naming the first difference."""
         for field in fields(self):
-            ours, theirs = getattr(self, field.name), found.get(field.name)
+            ours, theirs = getattr(self, field.name), found.get(field.name, field.default)
             if field.name not in FREE and ours != theirs:
                 raise BadInput(
                     f"{where} holds a run with --{field.name.replace('_', '-')} {theirs}, and {ours} was asked for; "
@@ -128,6 +129,7 @@ def drafter_config(
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "block_size": recipe.block_size,
+        **({"is_causal": True} if recipe.causal or first.get("is_causal") else {}),
         "dflash_config": {
             "mask_token_id": mask_token,
             "target_layer_ids": first.get("target_layer_ids") or read_layers(recipe, target.num_layers),

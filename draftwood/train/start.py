@@ -27,7 +27,7 @@ BEGINNINGS = ("target", "random")
 
 
 def inherited(init: str) -> dict[str, Any]:
-    """What a checkpoint to begin from decides: target layers, mask token and the width of its layers."""
+    """What a checkpoint to begin from decides: target layers, mask token, the width of its layers, and their order."""
     if init in BEGINNINGS:
         return {}
     config = parse_config(read_json(checkpoint_folder(init) / "config.json"), init)
@@ -35,6 +35,7 @@ def inherited(init: str) -> dict[str, Any]:
         "target_layer_ids": list(config.target_layer_ids),
         "mask_token_id": config.mask_token_id,
         "intermediate_size": config.intermediate_size,
+        "is_causal": config.causal,
     }
 
 
@@ -121,6 +122,8 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
 def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
     """Whether the config of a checkpoint and another one differ in what shapes the weights or their meaning."""
     free = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau", "target_mark")
+    if field == "sights":  # to look ahead or not is soon learned
+        return [sight.window for sight in one.sights] != [sight.window for sight in other.sights]
     if field == "markov_rank" and not one.markov_rank:
         return False  # what is not there yet begins by changing nothing
     return field not in free and getattr(one, field) != getattr(other, field)

@@ -137,6 +137,7 @@ DRAFTERS: dict[str, Callable] = {
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2)), rank=4),
+    "dflash, causal": lambda target, truth: tiny_dflash(target, rank=4, causal=True),
     "dflash, pairs, pooled": lambda target, truth: Pooled([tiny_dflash(target, rank=4), Noisy("noisy"), Recycling()]),
     "d2sd": lambda target, truth: D2SDDrafter(
         tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), D2SDOptions(boundaries=2), "d2sd"

@@ -338,8 +338,10 @@ def test_a_copied_state_is_one_of_its_own(dtype: torch.dtype, tmp_path: Path) ->
     np.testing.assert_array_equal(found.logp, expected.logp)
 
 
-def test_a_shorter_draft_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
-    drafter = DFlashDrafter.load(write(tmp_path, BASE, make_tensors(BASE)), TinyTarget())
+@pytest.mark.parametrize("form", ["nested", "causal everywhere"])
+def test_a_shorter_draft_is_the_beginning_of_the_whole_one(form: str, tmp_path: Path) -> None:
+    config = {**BASE, **FORMS[form]}
+    drafter = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), TinyTarget())
     state = drafter.open(capacity=8)
     drafter.extend(state, [1] * 20, some_taps(drafter, 20))
     whole = drafter.draft([Request(state, root=5, width=4)])[0]
@@ -348,6 +350,18 @@ def test_a_shorter_draft_is_the_beginning_of_the_whole_one(tmp_path: Path) -> No
         assert len(short.tokens) == min(depth, drafter.max_depth)
         assert np.array_equal(short.tokens, whole.tokens[:depth])
         np.testing.assert_allclose(short.logp, whole.logp[:depth], atol=1e-9)
+
+
+@pytest.mark.parametrize(("form", "tokens"), [("nested", 8), ("causal everywhere", 3)])
+def test_only_a_block_whose_tokens_see_those_behind_them_is_run_whole(
+    form: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**BASE, **FORMS[form]}
+    drafter, ran = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), TinyTarget()), []
+    layers = drafter._layers
+    monkeypatch.setattr(drafter, "_layers", lambda tokens, *more: ran.append(len(tokens)) or layers(tokens, *more))
+    drafter.draft([Request(drafter.open(capacity=8), root=5, width=4, depth=2)])
+    assert ran == [tokens]
 
 
 def test_requests_meet_only_in_products(tmp_path: Path) -> None:

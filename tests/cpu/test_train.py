@@ -24,6 +24,7 @@ from draftwood import registry
 from draftwood.decoder import Sight
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.dflash_config import parse_config
 from draftwood.drafters.markov import Markov, draft_of
 from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
@@ -602,6 +603,27 @@ def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(s
     again = drafter_config(recipe, single, first["mask_token_id"], first=first)
     start(again, str(tmp_path), single, 0)
     assert again == config and inherited("target") == inherited("random") == {}
+
+
+def test_a_causal_drafter_may_go_on_from_one_that_is_not_and_stays_causal(single: Target, tmp_path: Path) -> None:
+    plain, causal = drafter_config(RECIPE, single, MASK), drafter_config(replace(RECIPE, causal=True), single, MASK)
+    export(tmp_path / "plain", start(plain, "random", single, 0), plain, None)
+    model = start(causal, str(tmp_path / "plain"), single, 0)
+    assert model.config.causal and not parse_config(plain, "plain").causal
+    export(tmp_path / "causal", model, causal, None)
+    assert drafter_config(RECIPE, single, MASK, first=inherited(str(tmp_path / "causal"))) == causal
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_causal_block_predicts_what_a_longer_one_begins_with(single: Target, tmp_path: Path, causal: bool) -> None:
+    recipe = replace(RECIPE, causal=causal)
+    model, text = noisy_model(make_course(single, tmp_path, recipe)), TEXTS[4]
+    taps = taps_by_transformers(single, text, model.config.target_layer_ids)
+    hidden = []
+    for size in (6, 3):
+        blocks = make_blocks([text], [np.arange(8, 20)], [np.ones(12, np.int64)], size, MASK, 1.0)
+        hidden.append(forward(model, single, blocks.tokens, [taps], Layout.of(blocks, single.device))[:, :2])
+    assert torch.allclose(*hidden, atol=1e-5) is causal
 
 
 @pytest.mark.parametrize(("flag", "found", "meant"), [("optimizer", "moun", "muon"), ("objective", "dflsh", "dflash")])
