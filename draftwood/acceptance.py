@@ -8,6 +8,7 @@ whatever was learned. Formulas: docs/policies.md; what else was tried: docs/log.
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +45,7 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._inform(PRIOR)
-        self._recent: deque[Array] = deque(maxlen=KEPT)  # features of drafted rounds, the latest last
-        self._emitted: deque[int] = deque(maxlen=KEPT)  # tokens that they gave, the bonus token included
-        self._shares: deque[float] = deque(maxlen=KEPT)  # their weights in the outlook
+        self._recent = _Recent()
         self._depths: deque[int] = deque(maxlen=SHAPED)  # of the deepest node that each of them verified
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
@@ -83,7 +82,7 @@ class AcceptanceModel:
     @property
     def nodes(self) -> int:
         """How many nodes are worth growing, by the same rule. Where all masses are alike, none of them is faint."""
-        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * max(map(len, self._recent)), LEAST_GROWN)
+        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * int(self._recent.sizes.max()), LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.
@@ -132,14 +131,13 @@ class AcceptanceModel:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
         self._ledger.turn()
         self._texts, self._own, self._prospect = self._texts + 1, 0, None
-        weight = sum(self._shares)
-        if weight > CARRIED:
-            self._shares = deque((share * CARRIED / weight for share in self._shares), KEPT)
+        if (weight := self._recent.weight) > CARRIED:
+            self._recent.fade(CARRIED / weight)
             self._seen = min(self._seen, CARRIED)
 
     def prospect(self) -> Prospect | None:
         """A drafted round like the recent ones; None before there were enough of them."""
-        due = self._prospect is None or self._unjudged * STEADY >= sum(self._shares)
+        due = self._prospect is None or self._unjudged * STEADY >= self._recent.weight
         if due and len(self._recent) >= TRIALS:
             self._prospect, self._unjudged = self._judged(), 0
         return self._prospect
@@ -147,10 +145,9 @@ class AcceptanceModel:
     def _judged(self) -> Prospect:
         # What came out alone is mostly luck where it is little. What is known now of recent trees is steadier, but slow
         # to believe that a drafter is no good at all.
-        shares, weight = np.array(self._shares) / sum(self._shares), sum(self._shares)
-        sizes = np.array([len(features) for features in self._recent])
-        expected = 1 + np.repeat(shares, sizes) @ _sigmoid(np.concatenate(self._recent) @ self.weights)
-        came = np.array(self._emitted)
+        recent, weight = self._recent, self._recent.weight
+        shares, came = recent.shares / weight, recent.emitted
+        expected = 1 + np.repeat(shares, recent.sizes) @ _sigmoid(recent.features @ self.weights)
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
@@ -159,7 +156,7 @@ class AcceptanceModel:
         variance = squares / (self._seen + 1) / (self._seen + JUDGED)
         # This text may be unlike the others: the less so, the more of either were seen.
         variance += BETWEEN**2 / (1 + self._own) / max(1, self._texts - 1) if self._texts else 0.0
-        return Prospect(float(tokens), float(shares @ sizes), float(np.sqrt(variance)))
+        return Prospect(float(tokens), float(shares @ recent.sizes), float(np.sqrt(variance)))
 
     def outlook(self, costs: Costs) -> Outlook:
         """Tokens per second to expect, and to hope for, of a drafted round like the recent ones, over plain ones."""
@@ -177,21 +174,16 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._inform(PRIOR + HERITAGE * (self._information - PRIOR))
-        model._recent, model._emitted = self._recent.copy(), self._emitted.copy()
-        model._shares, model._seen, model._idle = self._shares.copy(), self._seen, self._idle
+        model._recent, model._seen, model._idle = copy(self._recent), self._seen, self._idle
         return model
 
     def _remember(self, features: Array, emitted: int) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
-        before = sum(self._shares)
-        fade = max(RECENT ** (1 + self._idle), 1 / max(before, 1.0))
-        self._shares = deque((share * fade for share in self._shares), KEPT)
-        self._shares.append(1.0)
+        self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
+        self._recent.add(features, emitted)
         self._seen = RECENT * self._seen + 1
         self._own += 1
-        self._recent.append(features)
-        self._emitted.append(emitted)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
         self._depths.append(len(of_depth) if len(features) else 0)
         self._widths.append(int(of_depth.max()))
@@ -204,11 +196,38 @@ class AcceptanceModel:
         evidence = (features * (p * (1 - p))[:, None]).T @ features
         self._inform(MEMORY * self._information + forget + evidence)
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
-        self.weights = np.clip(self.weights + self._covariance @ pull, LOWEST, HIGHEST)
+        self.weights = np.minimum(np.maximum(self.weights + self._covariance @ pull, LOWEST), HIGHEST)
 
     def _inform(self, information: Array) -> None:
         self._information = information
         self._covariance: Array = np.linalg.inv(information).astype(np.float64, copy=False)  # of the weights
+
+
+class _Recent:
+    """Drafted rounds, the latest last. Its arrays are replaced, never written into, so a copy is one of its own."""
+
+    def __init__(self) -> None:
+        self.features: Array = np.empty((0, 3))  # of the nodes of all rounds, one round's behind the other's
+        self.sizes: Ints = np.empty(0, np.int64)  # nodes of each
+        self.emitted: Array = np.empty(0)  # tokens that each gave, the bonus token included
+        self.shares: Array = np.empty(0)  # what each weighs in the outlook
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def weight(self) -> float:
+        return float(self.shares.sum())
+
+    def fade(self, factor: float) -> None:
+        self.shares = self.shares * factor
+
+    def add(self, features: Array, emitted: int) -> None:
+        """A round of full weight; the oldest one goes if there are too many."""
+        oldest, kept = int(self.sizes[0]) if len(self) == KEPT else 0, slice(1 - KEPT, None)
+        self.features = np.concatenate([self.features[oldest:], features])
+        self.sizes = np.append(self.sizes[kept], len(features))
+        self.emitted, self.shares = np.append(self.emitted[kept], emitted), np.append(self.shares[kept], 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

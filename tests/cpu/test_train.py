@@ -607,6 +607,8 @@ def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(s
 
 def test_a_causal_drafter_may_go_on_from_one_that_is_not_and_stays_causal(single: Target, tmp_path: Path) -> None:
     plain, causal = drafter_config(RECIPE, single, MASK), drafter_config(replace(RECIPE, causal=True), single, MASK)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "causal").mkdir()
     export(tmp_path / "plain", start(plain, "random", single, 0), plain, None)
     model = start(causal, str(tmp_path / "plain"), single, 0)
     assert model.config.causal and not parse_config(plain, "plain").causal
