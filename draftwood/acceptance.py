@@ -50,7 +50,7 @@ class AcceptanceModel:
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
         self._ledger = Ledger()
-        self._seen = 0.0  # of them; pauses do not count as forgetting
+        self._seen = 0.0  # drafted rounds, the latest counting most; pauses do not count as forgetting
         self._texts = 0  # of requests alone, this one included
         self._own = 0  # drafted rounds of this text
         self._idle = 0

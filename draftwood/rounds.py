@@ -143,11 +143,7 @@ class HostRounds:
                 self._tell(request)
             found = self._drafter.draft([self._asked(request) for request in asked])
         with clock("grow"):
-            # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-            trees = [
-                _grow(request, draft).up_to_depth(request.remaining - 1)
-                for request, draft in zip(asked, found, strict=True)
-            ]
+            trees = [grown(request, draft) for request, draft in zip(asked, found, strict=True)]
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees)))
         return [next(proposals) if asks else None for asks in drafts]
 
@@ -219,16 +215,18 @@ def _rows(taps: Tensor | None, rows: slice | list[int]) -> Tensor | None:
     return taps if taps is None or rows == slice(0, len(taps)) else taps[rows]
 
 
-def _grow(request: Request, draft: Draft) -> Tree:
-    if not request.policy.calibrated:
-        return request.policy.grow(draft, request.root)
-    return request.policy.grow(draft, request.root, request.acceptance.faint, request.acceptance.nodes)
+def grown(request: Request, draft: Draft) -> Tree:
+    """What a request's policy makes of a draft."""
+    policy, known = request.policy, request.acceptance
+    limits = (known.faint, known.nodes) if policy.calibrated else ()
+    # A node at depth d can only be emitted if d more tokens fit before the bonus token.
+    return policy.grow(draft, request.root, *limits).up_to_depth(request.remaining - 1)
 
 
-def _recorded(draft: Draft, grown: Tree) -> Lattice | Tree:
+def _recorded(draft: Draft, tree: Tree) -> Lattice | Tree:
     """A lattice's likeliest candidates, copied so that the others can go; of anything else what was grown from it."""
     if not isinstance(draft, Lattice):
-        return grown
+        return tree
     return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
 
 

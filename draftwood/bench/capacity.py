@@ -23,7 +23,7 @@ from draftwood.hardware import Hardware, Modelled
 from draftwood.latency import LatencyModel, Work
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import Clock, Prefix, Proposal
+from draftwood.rounds import Clock, Prefix, Proposal, grown
 from draftwood.sampling import Sampler, Sampling
 from draftwood.simulate import Script
 from draftwood.trace import Round
@@ -160,11 +160,11 @@ class Recorded:
         return found
 
     def _proposal(self, request: Request) -> Proposal | None:
-        draft, policy = self.scripts[request].drafts.get(request.filled), request.policy
+        draft = self.scripts[request].drafts.get(request.filled)
         if draft is None:
             return None
-        tree = policy.grow(draft, request.root, request.acceptance.faint if policy.calibrated else 0.0)
-        return Proposal(tree.up_to_depth(request.remaining - 1), tree)
+        tree = grown(request, draft)
+        return Proposal(tree, tree)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         self._parts, users = parts, len(parts)

@@ -37,9 +37,7 @@ TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 WARM_TOKENS = 48
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
-PAUSE = (
-    5.0  # times a method's usual round is the most that one counts as: the machine was elsewhere, no method was slow
-)
+PAUSE = 5.0  # times a method's usual round is the most that one counts as: what is more is the machine's
 
 
 @dataclass(frozen=True, slots=True)
