@@ -28,7 +28,7 @@ def choose_dtype(device: torch.device | str) -> Precision:
     """What `dtype="auto"` means on this device. Some tenths of a second on a CPU."""
     kind = torch.device(device).type
     if kind == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
+        if computes_bf16(kind):
             return Precision(torch.bfloat16, "the GPU computes in bf16")
         return Precision(torch.float16, "the GPU has no bf16 of its own")
     if kind != "cpu":
@@ -39,6 +39,14 @@ def choose_dtype(device: torch.device | str) -> Precision:
     if gain >= MARGIN:
         return Precision(torch.bfloat16, f"measured here: {measured}")
     return Precision(torch.float32, f"measured here: {measured}, and {MARGIN} would be needed")
+
+
+def computes_bf16(device: torch.device | str) -> bool:
+    """Whether PyTorch's own products of bf16 matrices are a processor's, not number after number, as without it."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 @torch.inference_mode()

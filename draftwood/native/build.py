@@ -51,7 +51,7 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "project"):
+        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.choice.restype = ctypes.c_int64
         return loaded

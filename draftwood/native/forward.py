@@ -20,7 +20,7 @@ from draftwood.packing import LEAST_ROWS, panels_of
 from draftwood.plan import Segment, Verified
 from draftwood.rotary import Rotary
 
-LANES = 16  # as in native.h
+LANES = 16  # the most of native.h
 MOST_DIM = 512  # as in ops.c
 TAP = -1  # the column of the table that says where taps go
 NOWHERE = -1

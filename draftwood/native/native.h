@@ -12,7 +12,12 @@
 #undef DOTS
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LANES 8  // numbers in a vector: what the compiler splits in two it keeps in memory
+#else
 #define LANES 16
+#endif
+#define LINE 64       // bytes of a line of a cache
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
@@ -43,10 +48,11 @@ static inline bf16 down(float x) {
 }
 
 // Asks memory for what will be read, and the second cache for what will soon be.
-INLINE void ahead(const void *from) {
-    __builtin_prefetch((const char *)from + AHEAD, 0, 2);
-    __builtin_prefetch((const char *)from + NEAR, 0, 3);
-}
+INLINE void later(const void *from) { __builtin_prefetch(from, 0, 2); }
+
+INLINE void soon(const void *from) { __builtin_prefetch((const char *)from + NEAR, 0, 3); }
+
+INLINE void ahead(const void *from) { later((const char *)from + AHEAD), soon(from); }
 
 static inline void down_all(vec x, bf16 *to) {
     ivec bits = (ivec)x;

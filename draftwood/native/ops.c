@@ -8,7 +8,6 @@
 
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
-#define LINE 32       // numbers in a line of a cache
 #define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
 #define CHUNK 64      // logits that are looked at together
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
@@ -224,7 +223,7 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
     lay(queries, pairs, dim);
     for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
     for (int64_t s = 0; s < count; s += AT_ONCE) {
-        for (int64_t i = 0; i < AT_ONCE * dim; i += LINE) ahead(keys + s * dim + i);
+        for (int64_t i = 0; i < AT_ONCE * dim; i += LINE / 2) ahead(keys + s * dim + i);
         for (int64_t k = 0; k < AT_ONCE; k++) {
             int64_t slot = s + k < count ? s + k : count - 1;
             for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
@@ -246,7 +245,7 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
     for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
     for (int64_t s = 0; s < count; s += LANES) {
         const bf16 *key = keys + s * dim;
-        for (int64_t i = 0; i < LANES * dim; i += LINE) ahead(key + i);
+        for (int64_t i = 0; i < LANES * dim; i += LINE / 2) ahead(key + i);
         if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
         lay(key, pairs, dim);
         vec sums[AT_ONCE] = {0};

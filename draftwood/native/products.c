@@ -6,18 +6,26 @@
 
 #include "native.h"
 
-#define PANEL 2     // vectors of outputs whose sums go on side by side
-#define MOST 12     // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
-#define BLOCK 120   // rows that are prepared together: they and a panel stay in a core's cache
+#define PANEL 2  // vectors of outputs whose sums go on side by side
+#if LANES == 8
+#define MOST 6  // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
+#else
+#define MOST 12
+#endif
+#define PAIRS (PANEL * (int64_t)sizeof(vec))  // bytes of a panel for a pair of inputs
+#define BLOCK 120  // rows that are prepared together: they and a panel stay in a core's cache
 
 // Whether this processor has vectors of LANES numbers, enough registers for the sums.
 int has_products(void) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
     return 1;
 #else
     return 0;
 #endif
 }
+
+// The outputs of a panel.
+int panel_width(void) { return PANEL * LANES; }
 
 // Rows as they meet a panel: in pairs of bf16, or widened to fp32.
 #ifdef DOTS
@@ -30,11 +38,14 @@ static inline void prepare(const bf16 *x, number *to, int64_t count) {
 }
 #endif
 
-// Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2].
-INLINE void sum(const number *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], const int rows) {
+// Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2]. Meanwhile memory is asked
+// for what lies behind `next`, `step` bytes for each pair.
+INLINE void sum(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec sums[MOST][PANEL],
+                const int rows) {
     vec mine[MOST][PANEL] = {0};  // in registers
-    for (int64_t k = 0; k < depth; k += 2, panel += PANEL) {
-        for (int c = 0; c < PANEL; c++) ahead(panel + c);
+    for (int64_t k = 0; k < depth; k += 2, panel += PANEL, next += step) {
+        for (int64_t line = 0; line < PAIRS; line += LINE) later(next + line);
+        for (int c = 0; c < PANEL && LANES == 16; c++) soon(panel + c);  // for half as wide vectors lines come in time
 #ifdef DOTS
         for (int r = 0; r < rows; r++) {
             int32_t pair;
@@ -42,13 +53,13 @@ INLINE void sum(const number *x, const ivec *panel, int64_t depth, vec sums[MOST
             for (int c = 0; c < PANEL; c++) mine[r][c] = dot(mine[r][c], panel[c], pair);
         }
 #else
-        vec even[PANEL], odd[PANEL];
-        for (int c = 0; c < PANEL; c++)
-            even[c] = (vec)(panel[c] << 16), odd[c] = (vec)(panel[c] & (int32_t)0xffff0000);
+        vec one[PANEL];
+        for (int c = 0; c < PANEL; c++) one[c] = (vec)(panel[c] << 16);
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < PANEL; c++) mine[r][c] += even[c] * x[r * depth + k];
+            for (int c = 0; c < PANEL; c++) mine[r][c] += one[c] * x[r * depth + k];
+        for (int c = 0; c < PANEL; c++) one[c] = (vec)(panel[c] & (int32_t)0xffff0000);
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < PANEL; c++) mine[r][c] += odd[c] * x[r * depth + k + 1];
+            for (int c = 0; c < PANEL; c++) mine[r][c] += one[c] * x[r * depth + k + 1];
 #endif
     }
     memcpy(sums, mine, rows * sizeof *mine);
@@ -56,12 +67,16 @@ INLINE void sum(const number *x, const ivec *panel, int64_t depth, vec sums[MOST
 
 #define CASE(n) \
     case n: \
-        sum(x, panel, depth, sums, n); \
+        sum(x, panel, next, step, depth, sums, n); \
         break;
 
-static void sum_rows(const number *x, const ivec *panel, int64_t depth, vec sums[MOST][PANEL], int64_t rows) {
+static void sum_rows(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth,
+                     vec sums[MOST][PANEL], int64_t rows) {
     switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if MOST > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
     }
 }
 
@@ -94,8 +109,11 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
             int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
             for (int64_t tile = 0, first = 0, next; tile < tiles; tile++, first = next) {
                 vec sums[MOST][PANEL];
+                const ivec *panel = weight + p * PANEL * depth / 2;
                 next = (tile + 1) * block / tiles;
-                sum_rows(ready + first * depth, weight + p * PANEL * depth / 2, depth, sums, next - first);
+                // A panel that is read many times is not waited for if each time a part of the one behind it is asked for.
+                const char *then = (const char *)panel + (tiles == 1 ? AHEAD : PAIRS * depth / 2 * (tiles + tile) / tiles);
+                sum_rows(ready + first * depth, panel, then, PAIRS / tiles, depth, sums, next - first);
                 for (int64_t r = first; r < next; r++)
                     put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
             }

@@ -11,8 +11,6 @@ from torch import Tensor
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
 
-PANEL = 32  # outputs whose sums go on side by side: PANEL * LANES in products.c
-
 
 def takes(weight: Tensor) -> bool:
     """Whether the compiled products serve this weight `[out, in]`.
@@ -26,12 +24,13 @@ def takes(weight: Tensor) -> bool:
 
 
 class Panels:
-    """A weight `[out, in]` as `[out / PANEL, in / 2, PANEL, 2]`: panels of outputs, each by pairs of inputs."""
+    """A weight `[out, in]` as `[panels, in / 2, panel, 2]`: panels of outputs, each by pairs of inputs."""
 
     def __init__(self, weight: Tensor) -> None:
         self._width, self._depth = weight.shape
-        filled = F.pad(weight.detach(), (0, 0, 0, -self._width % PANEL))
-        self._panels = filled.view(-1, PANEL, self._depth // 2, 2).transpose(1, 2).contiguous()
+        panel: int = operators().functions.panel_width()
+        filled = F.pad(weight.detach(), (0, 0, 0, -self._width % panel))
+        self._panels = filled.view(-1, panel, self._depth // 2, 2).transpose(1, 2).contiguous()
 
     @property
     def address(self) -> int:

@@ -81,7 +81,7 @@ def train(
     clip: Annotated[float, typer.Option(min=0, help="Longest gradient.")] = 1.0,
     gamma: Annotated[float | None, typer.Option(min=0.1, help="Decay of position weights; none: the paper's.")] = None,
     soft: Annotated[float, typer.Option(help="Share of the loss that follows the target's probabilities.")] = 0.0,
-    autocast: Annotated[bool, typer.Option(help="Products in bf16.")] = True,
+    autocast: Annotated[bool, typer.Option(help="Products in bf16, where the device has them.")] = True,
     holdout: Annotated[float, typer.Option(help="Share of the prompts to measure on.")] = 0.02,
     seed: Seed = 0,
     save_minutes: Annotated[float, typer.Option(min=0, help="Minutes between two saves.")] = 5.0,

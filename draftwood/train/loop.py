@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadInput
+from draftwood.precision import computes_bf16
 from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, Blocks, make_blocks
@@ -62,6 +63,11 @@ class Course:
         """Marks of the target and the texts, by which a run is known again."""
         mark = zlib.crc32(b"".join(text.tokens.tobytes() for text in self.texts))
         return {"target": Identity.of(self.target).fingerprint, "data": f"{len(self.texts)} texts, {mark:08x}"}
+
+    @property
+    def autocast(self) -> bool:
+        """Whether products are in bf16."""
+        return self.recipe.autocast and computes_bf16(self.target.device)
 
     @property
     def steps(self) -> int:
@@ -191,7 +197,7 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
     device = course.target.device
     features = [course.features(index) for index in indices]
     taps, layout = [f.taps for f in features], Layout.of(blocks, device)
-    hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.recipe.autocast)
+    hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.autocast)
     labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
     teacher = teacher_of(blocks, features) if course.recipe.soft else None
     markov = trainee.model.markov
@@ -247,7 +253,7 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
         course.held_out[:TEXTS],
         lambda i: course.features(len(course.texts) + i),
         objective.shown,
-        course.recipe.autocast,
+        course.autocast,
         objective.teacher_forced,
     )
     watcher.tau(trainee.step, tau)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.precision import computes_bf16
 from draftwood.target import Target
 from draftwood.train.model import MarkovHead
 
@@ -36,7 +37,10 @@ class Head:
         if tokens is not None:
             tokens = tokens.to(target.device)
             rows = torch.full_like(rows, -1).index_copy(0, tokens, torch.arange(len(tokens), device=target.device))
-        return cls(*target.head_rows(tokens), tokens, rows, target.finish)
+        weight, bias = target.head_rows(tokens)
+        if weight.dtype == torch.bfloat16 and not computes_bf16(target.device):
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        return cls(weight, bias, tokens, rows, target.finish)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, K]` in at least float32."""

@@ -6,12 +6,16 @@ Muon (Jordan et al. 2024; PyTorch has it) makes the step of a matrix orthogonal.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
+from torch.overrides import TorchFunctionMode
+
+from draftwood.precision import computes_bf16
 
 Group: TypeAlias = dict[str, Any]
 
@@ -30,6 +34,13 @@ def muon(group: Group) -> Optimizer:
 OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": muon}  # of the layers' matrices
 
 
+class SinglePrecision(TorchFunctionMode):
+    """What asks for bf16 gets fp32: Muon's products are in bf16 even where that takes thirty times as long."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) if func is not Tensor.bfloat16 else args[0].float()
+
+
 class Optimizers:
     """Each parameter has one; they are stepped, saved and restored together."""
 
@@ -41,6 +52,7 @@ class Optimizers:
         self._each = [OPTIMIZERS[name]({"params": matrices, "weight_decay": weight_decay, "pace": 1.0})]
         self._each += [adamw({"params": vectors, "pace": 1.0})]
         self._each += [adamw({"params": list(pairs), "pace": MARKOV_PACE})] if pairs else []
+        self._bf16 = computes_bf16(matrices[0].device)
         self._of = {p: each for each in self._each for group in each.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
@@ -48,7 +60,8 @@ class Optimizers:
         for optimizer in self._each:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["pace"]
-            optimizer.step()
+            with contextlib.nullcontext() if self._bf16 else SinglePrecision():
+                optimizer.step()
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """What is remembered of a parameter's gradients; nothing before its first step."""

@@ -47,7 +47,7 @@ class Recipe:
     clip: float = 1.0
     gamma: float | None = None  # None: the paper's for this block size
     soft: float = 0.0  # share of the loss that follows the target's own distribution
-    autocast: bool = True  # products in bf16
+    autocast: bool = True  # products in bf16, where there are some
     holdout: float = 0.02  # share of the prompts
     seed: int = 0
     save_minutes: float = 5.0

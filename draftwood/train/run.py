@@ -127,7 +127,7 @@ def step_bytes(course: Course) -> float:
     tokens = texts * recipe.anchors * recipe.block_size
     per_layer = 12 * config["hidden_size"] + 4 * config["intermediate_size"]
     scores = 0 if course.target.device.type == "cuda" else 2 * config["num_attention_heads"] * longest
-    width = 2 if recipe.autocast else 4
+    width = 2 if course.autocast else 4
     return width * tokens * recipe.layers * (per_layer + scores) + 12.0 * CHUNK * len(course.head.weight)
 
 

@@ -19,6 +19,7 @@ from huggingface_hub.utils import filter_repo_objects
 from pyarrow import parquet
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from draftwood import registry
 from draftwood.decoder import Sight
@@ -30,7 +31,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data, features, loop, shards
+from draftwood.train import attention, data, features, loop, loss, optimizers, shards
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
@@ -426,6 +427,31 @@ def test_muon_moves_matrices_in_all_directions_alike(single: Target, tmp_path: P
         spread[optimizer] = float(values[0] / values[len(values) // 2])
         assert float(moved["norm.weight"].abs().max()) == pytest.approx(rate, rel=0.01)  # a vector, AdamW's
     assert spread["muon"] < 3 < spread["adamw"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_products_are_in_bf16_only_where_the_processor_has_them(
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take ten times as long elsewhere: autocast, the head of a bf16 target, and PyTorch's Muon ask for them."""
+    met: list[torch.dtype] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func in (torch.mm, Tensor.matmul, Tensor.__matmul__, F.linear):
+                met.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    for user in (loss, loop, optimizers):
+        monkeypatch.setattr(user, "computes_bf16", lambda device: native)
+    target = tiny_target(dtype=torch.bfloat16)
+    course = make_course(target, tmp_path, replace(RECIPE, optimizer="muon", autocast=True, soft=0.5))
+    trainee = make_trainee(course)
+    for index in range(len(TEXTS)):  # by the target's own products, which stay as they are
+        course.features(index)
+    with Watch():
+        descend(course, trainee, add_gradients(course, trainee))
+    assert (torch.bfloat16 in met) == native and course.autocast == native
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
