@@ -31,7 +31,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data, features, loop, loss, optimizers, shards
+from draftwood.train import attention, data, features, loop, loss, optimizers, shards, show
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
@@ -553,6 +553,18 @@ def test_the_target_stays_outside_of_autocast(single: Target, tmp_path: Path) ->
     run_to_the_end(course)
     assert torch.equal(course.features(0).taps, fresh)
     assert all("dflash" in line["tau"] for line in read_log(tmp_path) if "tau" in line)
+
+
+def test_no_time_left_is_told_before_there_is_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that goes on begins with all that was done before."""
+    monkeypatch.setattr(show, "LINE_EVERY_S", -1)
+    with show.bar(100, "training") as update:
+        update(40, "so far")
+        update(41, "and on")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "training 40/100  so far" and second.endswith("0 min left")
 
 
 def test_the_latest_drafter_is_exported_unless_an_earlier_one_was_clearly_better(
