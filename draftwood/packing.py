@@ -115,9 +115,14 @@ def can_pack(weight: Tensor) -> bool:
     """Whether there is a packed product for this weight on this machine."""
     if takes(weight):
         return True
-    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype not in PACKABLE:
         return False
-    return weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return onednn_has_bf16() if weight.dtype == torch.bfloat16 else torch.backends.mkldnn.is_available()
+
+
+def onednn_has_bf16() -> bool:
+    """Whether this processor has products of bf16 matrices that oneDNN uses."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def kind(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwood.packing import LEAST_ROWS, linear
+from draftwood.packing import LEAST_ROWS, linear, onednn_has_bf16
 
 ROWS, SIDE = LEAST_ROWS, 1024  # the narrowest step, which most trees are near, against a weight of a small model
 MATRICES = 32  # 128 MiB in fp32: a step reads weights from memory, and out of a cache fp32 looks too good
@@ -45,7 +45,7 @@ def computes_bf16(device: torch.device | str) -> bool:
     """Whether PyTorch's own products of bf16 matrices are a processor's, not number after number, as without it."""
     kind = torch.device(device).type
     if kind == "cpu":
-        return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return onednn_has_bf16()
     return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 

@@ -17,7 +17,7 @@
 #else
 #define LANES 16
 #endif
-#define LINE 64       // bytes of a line of a cache
+#define LINE 64       // bytes of a line of a cache, 32 numbers
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
@@ -47,9 +47,10 @@ static inline bf16 down(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Asks memory for what will be read, and the second cache for what will soon be.
+// Asks memory for what will be read.
 INLINE void later(const void *from) { __builtin_prefetch(from, 0, 2); }
 
+// Asks the second cache for what will soon be read behind `from`.
 INLINE void soon(const void *from) { __builtin_prefetch((const char *)from + NEAR, 0, 3); }
 
 INLINE void ahead(const void *from) { later((const char *)from + AHEAD), soon(from); }

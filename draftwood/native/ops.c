@@ -8,7 +8,7 @@
 
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
-#define COLUMNS 2     // vectors of a head that are summed side by side: one line of a cache
+#define COLUMNS 2     // vectors of a head that are summed side by side: a line of a cache, or half of one
 #define CHUNK 64      // logits that are looked at together
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less

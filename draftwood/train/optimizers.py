@@ -6,7 +6,6 @@ Muon (Jordan et al. 2024; PyTorch has it) makes the step of a matrix orthogonal.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -28,17 +27,26 @@ def adamw(group: Group) -> Optimizer:
 
 
 def muon(group: Group) -> Optimizer:
-    return Muon([group], weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    kind = Muon if computes_bf16(group["params"][0].device) else WideMuon
+    return kind([group], weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
 
 
-OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": muon}  # of the layers' matrices
+class WideMuon(Muon):
+    """In fp32: PyTorch's products are in bf16 even where a processor has none and they take many times as long."""
+
+    def step(self, closure: Any = None) -> Any:
+        with SinglePrecision():
+            return super().step(closure)
 
 
 class SinglePrecision(TorchFunctionMode):
-    """What asks for bf16 gets fp32: Muon's products are in bf16 even where that takes thirty times as long."""
+    """What asks for bf16 gets fp32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if func is not Tensor.bfloat16 else args[0].float()
+        return args[0].float() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+
+
+OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": muon}  # of the layers' matrices
 
 
 class Optimizers:
@@ -52,7 +60,6 @@ class Optimizers:
         self._each = [OPTIMIZERS[name]({"params": matrices, "weight_decay": weight_decay, "pace": 1.0})]
         self._each += [adamw({"params": vectors, "pace": 1.0})]
         self._each += [adamw({"params": list(pairs), "pace": MARKOV_PACE})] if pairs else []
-        self._bf16 = computes_bf16(matrices[0].device)
         self._of = {p: each for each in self._each for group in each.param_groups for p in group["params"]}
 
     def step(self, rate: float) -> None:
@@ -60,8 +67,7 @@ class Optimizers:
         for optimizer in self._each:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["pace"]
-            with contextlib.nullcontext() if self._bf16 else SinglePrecision():
-                optimizer.step()
+            optimizer.step()
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """What is remembered of a parameter's gradients; nothing before its first step."""

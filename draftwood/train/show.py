@@ -39,9 +39,9 @@ def bar(total: int, label: str, shown: bool = True) -> Iterator[Callable[[int, s
             progress.update(task, completed=done, description=f"{label}  {text}")
             now = time.monotonic()
             if not console.is_terminal and now - said_at > LINE_EVERY_S:
-                minutes = (total - done) * (now - began) / 60 / (done - first) if done > first else None
-                left = "" if minutes is None else f"  {minutes:.0f} min left"
-                console.print(f"{label} {done}/{total}  {text}{left}", soft_wrap=True)
+                if done > first:
+                    text += f"  {(total - done) * (now - began) / 60 / (done - first):.0f} min left"
+                console.print(f"{label} {done}/{total}  {text}", soft_wrap=True)
                 said_at = now
 
         yield update
