@@ -34,6 +34,9 @@ TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and
 LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
+TOGETHER = (
+    4  # rounds learned from at once, when trials are over: beside forwards, which empty the caches, as long as one
+)
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
@@ -46,6 +49,7 @@ class AcceptanceModel:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._inform(PRIOR)
         self._recent = _Recent()
+        self._unlearned: list[tuple[Array, Array]] = []  # features of a round's nodes, and which were accepted
         self._depths: deque[int] = deque(maxlen=SHAPED)  # of the deepest node that each of them verified
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
@@ -121,7 +125,9 @@ class AcceptanceModel:
         if round.n:
             accepted = np.zeros(round.n)
             accepted[np.array(round.path, np.int64) - 1] = 1
-            self._learn(features, accepted)
+            self._unlearned.append((features, accepted))
+            if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
+                self._learn()
             whole = round.n == round.grown
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
@@ -189,12 +195,15 @@ class AcceptanceModel:
         self._widths.append(int(of_depth.max()))
         self._idle = 0
 
-    def _learn(self, features: Array, accepted: Array) -> None:
+    def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""
+        features, accepted = (np.concatenate(rows) for rows in zip(*self._unlearned, strict=True))
+        memory = MEMORY ** len(self._unlearned)
+        self._unlearned.clear()
         p = _sigmoid(features @ self.weights)
-        forget = (1 - MEMORY) * PRIOR
+        forget = (1 - memory) * PRIOR
         evidence = (features * (p * (1 - p))[:, None]).T @ features
-        self._inform(MEMORY * self._information + forget + evidence)
+        self._inform(memory * self._information + forget + evidence)
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
         self.weights = np.minimum(np.maximum(self.weights + self._covariance @ pull, LOWEST), HIGHEST)
 

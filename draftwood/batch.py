@@ -28,6 +28,8 @@ CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' 
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
 
+LEARNED_TOGETHER = 4  # rounds: beside forwards, which empty the caches, this takes half as long as one by one
+
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
 Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # who chooses trees
 
@@ -59,7 +61,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """A round for the latency model. It is learned from when it is over, so in the next one's `observe`."""
+    """A round for the latency model. It is learned from when it is over, so in a later one's `observe`."""
 
     round: Round
     requests: int
@@ -86,7 +88,7 @@ class Batch:
         self._rounds, self._has_drafter = rounds, drafts
         self._latency_of, self._offline, self._keep, self._decide = latency_of, offline, keep, decide
         self._begun: _Begun | None = None
-        self._timed: _Timed | None = None
+        self._timed: list[_Timed] = []
         self._idle = 0  # rounds since all requests were drafted for
         self._drafted = False  # in the latest round
 
@@ -102,6 +104,8 @@ class Batch:
         self.requests.remove(request)
         prefix = self._rounds.leave(request)
         self._begun = None
+        if not self.requests:
+            self._learn_seconds()
         if prefix is not None:
             self._keep(request, prefix)
 
@@ -236,7 +240,8 @@ class Batch:
 
     def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
         """A record for each part that is a tree; the models learn from them."""
-        self._learn_seconds()
+        if len(self._timed) == LEARNED_TOGETHER:
+            self._learn_seconds()
         parts, seconds = begun.parts, begun.clock.seconds
         writing = [part.request for part in parts if not part.known]
         if not writing:
@@ -259,18 +264,17 @@ class Batch:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding)
-            self._timed = _Timed(whole, len(writing), drafted, begun.first)
+            self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
 
     def _learn_seconds(self) -> None:
-        """What the last round took. Drafting for some is another model's business than verifying beside all."""
-        if self._timed is None:
-            return
-        timed, self._timed = self._timed, None
-        seconds = dict(timed.round.seconds)
-        if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
-            self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, timed.first)
-        self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), timed.first)
+        """What the last rounds took. Drafting for some is another model's business than verifying beside all."""
+        for timed in self._timed:
+            seconds = dict(timed.round.seconds)
+            if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
+                self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, timed.first)
+            self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), timed.first)
+        self._timed.clear()
 
     def _width(self, tokens: int) -> int:
         """How many tokens a forward of `tokens` runs."""

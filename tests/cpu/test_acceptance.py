@@ -14,6 +14,7 @@ from draftwood.acceptance import (
     BETWEEN,
     CARRIED,
     LEAST_GROWN,
+    TOGETHER,
     TRIAL_NODES,
     TRIALS,
     AcceptanceModel,
@@ -291,6 +292,18 @@ def test_one_bad_round_does_not_end_what_could_be_learned() -> None:
     hopes, known = model.likely(mass, depths, OPTIMISM), model.calibrate(mass, depths)
     assert (known < hopes).all() and (hopes < known + 0.02).all(), "what is known needs no hope"
     np.testing.assert_allclose(model.likely(mass, depths), known, rtol=1e-5)
+
+
+def test_rounds_learned_from_together_teach_what_they_teach_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+    for together in (1, TOGETHER):
+        monkeypatch.setattr("draftwood.acceptance.TOGETHER", together)
+        models.append(AcceptanceModel())
+        train(models[-1], lambda mass, depths: mass**2, np.random.default_rng(0), rounds=200)
+    mass, depths = np.linspace(0.1, 0.9, 9, dtype=np.float32), np.ones(9, np.int64)
+    one_by_one, at_once = (model.calibrate(mass, depths) for model in models)
+    assert at_once == pytest.approx(one_by_one, abs=0.02)
+    assert abs(at_once - mass).max() > 0.1
 
 
 def test_an_outlook_of_a_policy_that_never_drafts_is_defined() -> None:

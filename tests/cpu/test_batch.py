@@ -198,6 +198,15 @@ def test_prompts_are_read_in_chunks_beside_trees() -> None:
     assert rounds == -(-len(PROMPT) * 50 // CHUNK_BESIDE)
 
 
+def test_every_round_is_learned_from_before_the_last_request_is_gone() -> None:
+    """Rounds are learned from together, but an answer of few rounds leaves nothing behind for another day."""
+    served, rounds = engine(tiny_target(), None, "autoregressive"), 0
+    for tokens in (2, 6, 9):
+        rounds += len(list(served.run(PROMPT, tokens))) - 1  # the first token ends the prompt
+        _, seen = served.latency.to_json()["plain_host"]
+        assert seen == rounds
+
+
 def test_leaving_gives_memory_back() -> None:
     target = tiny_target()
     drafter = tiny_dflash(target)
