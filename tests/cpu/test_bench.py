@@ -169,6 +169,7 @@ class FakeLLM:
             name="fake",
             path=SimpleNamespace(kind="lean"),
             context_limit=400,
+            device=torch.device("cpu"),
             dtype=torch.float32,
             work=lambda tokens, context: work,
             footprint=Footprint(1e6, 4, 64, 2, 512, 30),
@@ -370,6 +371,13 @@ def test_the_last_line_of_stdout_is_the_summary(tmp_path, monkeypatch, capsys) -
     assert printed["ceiling"]["plain_tokens_per_s"] == pytest.approx(2e10 / 1e9)
     assert printed["prompt_set"] == {"prompts": 4, "sha256": prompts.fingerprint(prompts.load_prompts([], 4))}
     assert {"settings", "environment", "memory", "what_if", "datasets"} <= set(printed)
+
+
+def test_a_ceiling_that_plain_decoding_passes_is_measured_again(monkeypatch) -> None:
+    monkeypatch.setattr(run.probe, "measure", lambda device, dtype: Machine("here", 1e12, 3e10, 1.0))
+    llm = FakeLLM()
+    assert run.ceiling(llm, 0, reached=19.9)["plain_tokens_per_s"] == pytest.approx(20)
+    assert run.ceiling(llm, 0, reached=20.1)["bandwidth_bytes_per_s"] == 3e10
 
 
 def test_a_trace_holds_every_answer_of_ours_and_one_that_drafts_everywhere(tmp_path, monkeypatch) -> None:
