@@ -26,6 +26,7 @@ from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, read_pairs
 from draftwood.errors import BadInput
 from draftwood.latency import Work
+from draftwood.native.forward import Ends
 from draftwood.packing import LEAST_ROWS, linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
@@ -93,9 +94,10 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._weights = weights
         self._target = target
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
-        self._rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
-        self._head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
-        self._layers = block_layers(config, weights, self._rotary, target.embedding, self._head)
+        rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
+        head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
+        self._ends = Ends(target.embedding, config.embedding_scale, rotary, weights.norm, head)
+        self._layers = block_layers(config, weights, self._ends)
         self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
 
     @classmethod
@@ -185,7 +187,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
         paired = min(CANDIDATES, self._head_size) if self._markov else 0
-        shared = self.config, self._weights, self._rotary, self._target.embed, self._candidates
+        shared = self.config, self._weights, self._ends.rotary, self._ends.embed, self._candidates
         return StaticDFlash(*shared, self.max_depth, capacity, paired)
 
     def state_bytes(self, capacity: int) -> int:
@@ -222,7 +224,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         return self.config.vocab_size if self._ids is None else len(self._ids)
 
     def _candidates(self, hidden: Tensor, width: int) -> Candidates:
-        logits = self._target.finish(self._head(norm(hidden, self._weights.norm, self.config.norm_eps)))
+        logits = self._target.finish(self._ends.head(norm(hidden, self._weights.norm, self.config.norm_eps)))
         return propose(logits, width, self._ids, self._markov)
 
     def _project_pending(self, state: DFlashState) -> None:

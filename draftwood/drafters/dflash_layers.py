@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwood.decoder import Sight, norm
 from draftwood.drafters.dflash_config import DFlashConfig
@@ -40,10 +40,7 @@ class BlockLayers(Protocol):
         ...
 
 
-def block_layers(
-    config: DFlashConfig, weights: Weights, rotary: Rotary, embedding: Tensor, head: nn.Module
-) -> BlockLayers:
-    ends = Ends(embedding, config.embedding_scale, rotary, weights.norm, head)
+def block_layers(config: DFlashConfig, weights: Weights, ends: Ends) -> BlockLayers:
     found = bind(config.shape, config.head_dim**-0.5, weights.layers, config.sights, ends)
     plain = TorchLayers(config, weights, ends)
     # The operators do not look how far ahead a token is.
@@ -57,6 +54,7 @@ class NativeLayers:
     def __init__(self, native: Native, weights: Weights, plain: TorchLayers) -> None:
         self._native, self._plain = native, plain
         self._fusing = Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm)
+        self._fuses = native.fuses(self._fusing)
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
         size = len(tokens) // len(states)
@@ -70,8 +68,10 @@ class NativeLayers:
         return self._native.run(ids, places, _parts(segments, states, gap), wanted=rows).logits
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        segment = Segment(0, 0, count, state.projected, np.arange(count), None)
-        if not self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fusing):
+        if self._fuses:
+            segment = Segment(0, 0, count, state.projected, np.arange(count), None)
+            self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fusing)
+        else:
             self._plain.project(state, taps, count)
 
 

@@ -25,7 +25,7 @@ class StaticDFlash:
         config: DFlashConfig,
         weights: Weights,
         rotary: Rotary,
-        embed: Callable[[Tensor], Tensor],
+        embed: Callable[[Tensor], Tensor],  # as the drafter's layers see tokens
         candidates: Callable[[Tensor, int], Candidates],  # of what the last layer gave
         max_depth: int,
         capacity: int,
@@ -51,7 +51,6 @@ class StaticDFlash:
     def draft(self, root: Tensor, context: Tensor, width: int) -> Candidates:
         config = self._config
         x = self._embed(torch.cat([root, self._masks]))
-        x = x if config.embedding_scale == 1.0 else x * config.embedding_scale
         cos, sin = self._rotary.at(context + self._steps)
         form = self._kv.shape[3], self._kv.dtype
         views = {

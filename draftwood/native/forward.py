@@ -150,15 +150,13 @@ class Native:
             x = F.pad(x[wanted], (0, 0, 0, max(0, LEAST_ROWS - wants)))
         return Verified(ends.head(x)[:wants], taps[:rows].flatten(1) if tapped else None)
 
-    def project(self, taps: Tensor, parts: Parts, fusing: Fusing) -> bool:
-        """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment.
+    def fuses(self, fusing: Fusing) -> bool:
+        """Whether `project` serves these products: where they are not compiled, it does not."""
+        return None not in (panels_of(fusing.fuse), panels_of(fusing.kv))
 
-        False: nothing was done, where products are not compiled.
-        """
-        linears = panels_of(fusing.fuse), panels_of(fusing.kv)
-        if None in linears:
-            return False
-        fuse, kv = (_Linear(*linear) for linear in linears if linear)
+    def project(self, taps: Tensor, parts: Parts, fusing: Fusing) -> None:
+        """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment."""
+        fuse, kv = (_Linear(*linear) for linear in map(panels_of, (fusing.fuse, fusing.kv)) if linear)
         cosines, sines = self._ends.rotary(parts.longest - len(taps), parts.longest)
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
@@ -166,7 +164,6 @@ class Native:
             c_int64(len(self._layers)), byref(self._sizes), _at(cosines), _at(sines), part, slots, _threads(),
         ):  # fmt: skip
             raise BadModel(f"{len(taps)} context features found no memory.")
-        return True
 
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
