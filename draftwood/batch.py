@@ -89,6 +89,7 @@ class Batch:
         self._latency_of, self._offline, self._keep, self._decide = latency_of, offline, keep, decide
         self._begun: _Begun | None = None
         self._timed: list[_Timed] = []
+        self._learning_s = 0.0  # of one of the rounds that were learned from last
         self._idle = 0  # rounds since all requests were drafted for
         self._drafted = False  # in the latest round
 
@@ -105,7 +106,7 @@ class Batch:
         prefix = self._rounds.leave(request)
         self._begun = None
         if not self.requests:
-            self._learn_seconds()
+            self._learn()
         if prefix is not None:
             self._keep(request, prefix)
 
@@ -226,6 +227,7 @@ class Batch:
     def _end(self, begun: _Begun) -> dict[Request, Step]:
         clock = begun.clock
         verdicts = self._rounds.settle(clock)
+        self._learn_seconds(clock)
         with clock("observe"):
             records = self._observe(begun, verdicts)
         seconds = time.perf_counter() - begun.start
@@ -240,8 +242,6 @@ class Batch:
 
     def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
         """A record for each part that is a tree; the models learn from them."""
-        if len(self._timed) == LEARNED_TOGETHER:
-            self._learn_seconds()
         parts, seconds = begun.parts, begun.clock.seconds
         writing = [part.request for part in parts if not part.known]
         if not writing:
@@ -267,7 +267,15 @@ class Batch:
             self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
 
-    def _learn_seconds(self) -> None:
+    def _learn_seconds(self, clock: Clock) -> None:
+        """Every so many rounds. Each round's `observe` pays the same part of it, or one in so many would look dear."""
+        if len(self._timed) == LEARNED_TOGETHER:
+            start = time.perf_counter()
+            self._learn()
+            self._learning_s = (time.perf_counter() - start) / LEARNED_TOGETHER
+        clock.add("observe", self._learning_s)
+
+    def _learn(self) -> None:
         """What the last rounds took. Drafting for some is another model's business than verifying beside all."""
         for timed in self._timed:
             seconds = dict(timed.round.seconds)

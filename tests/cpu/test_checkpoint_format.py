@@ -76,7 +76,8 @@ def test_the_keys_are_what_vllm_and_sglang_read(config: dict[str, Any]) -> None:
     assert type(own["mask_token_id"]) is int and type(config["block_size"]) is int
     assert config["hidden_act"] == "silu" and config["num_target_layers"] >= 1
     assert set(config["layer_types"]) == {"full_attention"}
-    assert not OTHERWISE & config.keys() and not OTHERWISE_OWN & own.keys()
+    assert OTHERWISE & config.keys() <= {"is_causal"} and not OTHERWISE_OWN & own.keys()
+    assert config.get("is_causal", True)  # only where it says more than its absence
 
 
 def test_the_tensors_are_those_of_the_format() -> None:
