@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from draftwood.accept import Likelihood, Verdict
+from draftwood.acceptance import TOGETHER
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
@@ -27,8 +28,6 @@ from draftwood.tree import Floats, Tree, chain_tree, root_only
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-
-LEARNED_TOGETHER = 4  # rounds: beside forwards, which empty the caches, this takes half as long as one by one
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
 Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # who chooses trees
@@ -269,10 +268,10 @@ class Batch:
 
     def _learn_seconds(self, clock: Clock) -> None:
         """Every so many rounds. Each round's `observe` pays the same part of it, or one in so many would look dear."""
-        if len(self._timed) == LEARNED_TOGETHER:
+        if len(self._timed) == TOGETHER:
             start = time.perf_counter()
             self._learn()
-            self._learning_s = (time.perf_counter() - start) / LEARNED_TOGETHER
+            self._learning_s = (time.perf_counter() - start) / TOGETHER
         clock.add("observe", self._learning_s)
 
     def _learn(self) -> None:

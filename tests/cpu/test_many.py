@@ -195,9 +195,8 @@ def test_an_interrupted_run_goes_on(
 
     for count in (2, 7):
         stop_after(count)
-        with pytest.raises(
-            KeyboardInterrupt
-        ):  # two at a time: on a slow machine all twelve end in one turn of the loop
+        # Two at a time: on a slow machine all twelve could end in one turn of the loop.
+        with pytest.raises(KeyboardInterrupt):
             run_batch(replace(options, max_concurrency=2))
         assert count <= len(results(options.out)) < 12
         assert f"{len(results(options.out))} of 12 lines are done" in capsys.readouterr().err
