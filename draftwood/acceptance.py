@@ -34,9 +34,7 @@ TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and
 LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
-TOGETHER = (
-    4  # rounds learned from at once, when trials are over: beside forwards, which empty the caches, as long as one
-)
+TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
