@@ -19,7 +19,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
-from draftwood.pool import Pool, Weights
+from draftwood.pool import SELDOM, Pool, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Tree
@@ -96,6 +96,7 @@ class Pooled(Learner, Carded):
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
         self._said: list[Said] = []
         self.weights = Weights()
+        self._drafts = 0  # since pooling was worth its time
 
     @staticmethod
     def comments(part: object) -> bool:
@@ -147,12 +148,13 @@ class Pooled(Learner, Carded):
             # The one that the pool will prefer may be far down in the drafter's own order.
             own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth) for r in requests]
             proposals[i] = part.draft(own)
+        self._drafts = 0 if self.weights.worth else self._drafts + 1
         return [
             self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
         ]
 
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
-        if self._recycling is not None:
+        if self._recycling is not None and self._listens:
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
@@ -184,6 +186,9 @@ class Pooled(Learner, Carded):
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Block)
+        if first is not None and not self._listens:
+            state.pool = None
+            return first
         experts: list[Expert] = []
         for i, (part, own) in enumerate(zip(self.parts, state.states, strict=True)):
             draft = drafts.get(i)
@@ -199,6 +204,11 @@ class Pooled(Learner, Carded):
         own_source = lattices[0] if lattices else 0
         state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, own_source, self._learned)
         return state.pool if first is None or self.weights.worth else first
+
+    @property
+    def _listens(self) -> bool:
+        """Whether this round is pooled, be it only to be judged."""
+        return self._drafts % SELDOM == 0
 
     @property
     def _learned(self) -> int:

@@ -173,18 +173,21 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
 
 
 def test_what_is_worthless_is_switched_off() -> None:
-    """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone."""
+    """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone, and seldom
+    is there a pool that could be judged."""
     made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
-    state, root, alone = made.open(8), 0, []
+    state, root, alone, judged = made.open(8), 0, [], []
     for _ in range(600):
         alone.append(isinstance(made.draft([Request(state, root, 97)])[0], Lattice))
+        judged.append(state.pool is not None)
         right = made.parts[0].propose([*state.states[0], root], 97)
         p = np.exp(right.logp[0].astype(np.float64))
         chosen = int(rng.choice(right.tokens[0], p=p / p.sum()))
         made._recycling.table.learn([root], [[(chosen + 1) % 97]], [[0.9]])
         made.extend(state, [root], None)
         root = chosen
-    assert not any(alone[:50]) and np.mean(alone[-300:]) > 0.5
+    assert not any(alone[:50]) and all(judged[:50])
+    assert np.mean(alone[-300:]) > 0.9 and np.mean(judged[-300:]) < 0.4
 
 
 def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> None:
