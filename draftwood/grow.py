@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.tree import Child, Conditional, Draft, Lattice, Tree, matched
+from draftwood.trellis import Trellis
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     if isinstance(draft, Tree):
         return best_first(draft, root)[:n_max]
     if not isinstance(draft, Lattice):
-        return _grow_conditional(draft, root, n_max, faint)
+        return _alive(_grow_conditional(draft, root, n_max, faint))
     return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max, -log(faint) if faint else inf)))
 
 
@@ -217,10 +218,17 @@ class _Nodes:
 
 
 def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -> Tree:
-    """Best first: the heap holds the next child of every node taken so far that has one."""
     least = max(faint, draft.faint)
-    nodes, most = _Nodes(draft, root), -log(least) if least else inf
+    most = -log(least) if least else inf
     barren = log((1 + faint) / (2 * faint)) if faint else inf  # cost at twice the odds of `faint`
+    if isinstance(draft, Trellis) and draft.grow is not None:
+        return draft.grow(draft, root, n_max, most, barren)
+    return _pop_conditional(draft, root, n_max, most, barren)
+
+
+def _pop_conditional(draft: Conditional, root: int, n_max: int, most: float, barren: float) -> Tree:
+    """Best first: the heap holds the next child of every node taken so far that has one."""
+    nodes = _Nodes(draft, root)
     heap: list[tuple[float, int, int, int, int]] = []
     queues: list[Iterator[Child]] = []
     for newest in range(n_max):
@@ -235,7 +243,7 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -
             break
         cost, _, parent, token, source = heappop(heap)
         nodes.add(cost, parent, token, source)
-    return _alive(nodes.tree())
+    return nodes.tree()
 
 
 def _beam_conditional(draft: Conditional, root: int, width: int, depth: int) -> Tree:

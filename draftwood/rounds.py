@@ -263,9 +263,11 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
     """What the target draws at a node that is visited: few are, of a wide tree."""
-    if sampler.plain and compiled.takes(logits):
+    if sampler.shaped or not compiled.takes(logits):
+        return lambda node, path: sampler.draw(logits[node], path)
+    if sampler.plain:
         return lambda node, path: compiled.choice(logits, node)
-    return lambda node, path: sampler.draw(logits[node], path)
+    return lambda node, path: compiled.drawn(logits, node, sampler.sampling, sampler.quantile(path))
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:

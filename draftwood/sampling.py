@@ -108,16 +108,25 @@ class Sampler:
         self._rule = rule
 
     @property
+    def shaped(self) -> bool:
+        """Whether logits are changed by what was written before."""
+        return self.sampling.repetition_penalty != 1 or self._rule is not None
+
+    @property
     def plain(self) -> bool:
         """Whether what is drawn is always the largest logit."""
-        return self.sampling.greedy and self.sampling.repetition_penalty == 1 and self._rule is None
+        return self.sampling.greedy and not self.shaped
+
+    def quantile(self, path: Sequence[int]) -> float:
+        """What decides the draw of the token after the committed ones and `path`."""
+        return uniform(self.sampling.seed, len(self.tokens) + len(path))
 
     def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
         """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""
         scores = self.process(logits, path)
         if self.sampling.greedy:
             return int(scores.max(0).indices)  # the first of equals, as argmax, in a quarter of its time
-        return invert(scores, uniform(self.sampling.seed, len(self.tokens) + len(path)))
+        return invert(scores, self.quantile(path))
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """Scores [V] whose softmax is the processed distribution (greedy: whose argmax is the choice)."""

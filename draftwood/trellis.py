@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 
-from draftwood.tree import Child, Floats, Lattice
+from draftwood.tree import Child, Floats, Lattice, Tree
 
 Place: TypeAlias = tuple[int, int]  # depth of the node's children from 0 on, and its token
 
@@ -20,13 +20,16 @@ class Trellis:
 
     faint = 0.0
 
-    def __init__(self, lattice: Lattice, pairs: Floats) -> None:
-        """`pairs` `[D - 1, K, K]`: log p(tokens[d + 1, b] | tokens[d, a]), exact like the lattice's own."""
+    def __init__(self, lattice: Lattice, pairs: Floats, grow: Grow | None = None) -> None:
+        """`pairs` `[D - 1, K, K]`: log p(tokens[d + 1, b] | tokens[d, a]), exact like the lattice's own.
+
+        `grow` gives the tree that asking for children would, if there is a quicker way.
+        """
         depth, width = lattice.tokens.shape
         assert pairs.shape == (max(depth - 1, 0), width, width), (
             f"{pairs.shape} are no pairs of a lattice {depth, width}"
         )
-        self.lattice = lattice
+        self.lattice, self.grow = lattice, grow
         self.pairs = np.minimum(pairs, 0.0)  # a sure candidate's can be rounded to just above 0
         self._rows: dict[Place, tuple[list[int], list[float]]] = {}
 
@@ -65,3 +68,5 @@ class Trellis:
 
 
 Block: TypeAlias = Lattice | Trellis  # what one block of a drafter predicts
+# The best-first tree below a root: most nodes, the most that one may cost, and the most that one with children may.
+Grow: TypeAlias = Callable[[Trellis, int, int, float, float], Tree]

@@ -25,6 +25,7 @@ from draftwood.drafters.base import Candidates
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadModel
 from draftwood.native import candidates as compiled
+from draftwood.native.growth import grower
 from draftwood.tree import Lattice
 from draftwood.trellis import Block, Trellis
 
@@ -103,4 +104,4 @@ def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | No
     """The same on the host."""
     found = propose(logits, width, ids, markov)
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
-    return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy())
+    return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(logits.device))

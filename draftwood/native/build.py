@@ -19,7 +19,8 @@ import torch
 from draftwood.config import compiles, config
 from draftwood.processor import processor
 
-SOURCES = [Path(__file__).with_name(name) for name in ("native.h", "ops.c", "products.c", "layers.c")]
+NAMES = ("native.h", "ops.c", "products.c", "layers.c", "logits.c", "growth.c")
+SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
 FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
@@ -53,7 +54,7 @@ class Built:
         loaded = ctypes.CDLL(str(self.library))
         for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
             getattr(loaded, name).restype = ctypes.c_int
-        loaded.choice.restype = ctypes.c_int64
+        loaded.choice.restype = loaded.draw.restype = loaded.grow.restype = ctypes.c_int64
         return loaded
 
 

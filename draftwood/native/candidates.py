@@ -1,14 +1,15 @@
-"""The likeliest tokens of bf16 logits on a CPU, in one pass over them, and which follows which."""
+"""What becomes of bf16 logits on a CPU: the likeliest tokens, which follows which, and the target's own draws."""
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
+from ctypes import c_double, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
+from draftwood.sampling import Sampling
 
 
 def takes(logits: Tensor) -> bool:
@@ -18,11 +19,28 @@ def takes(logits: Tensor) -> bool:
 
 def choice(logits: Tensor, row: int) -> int:
     """The place of the largest of a row, the first of equals."""
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    first = logits.data_ptr() + row * logits.stride(0) * logits.itemsize
-    place: int = operators().functions.choice(c_void_p(first), c_int64(logits.shape[1]))
+    logits = _in_line(logits)
+    place: int = operators().functions.choice(*_row(logits, row))
     return place
+
+
+def drawn(logits: Tensor, row: int, sampling: Sampling, quantile: float) -> int:
+    """The place at this quantile, from 0 to 1, of what temperature (above 0), top-k, top-p and min-p make of a row."""
+    logits = _in_line(logits)
+    kept, shares = sampling.top_k or logits.shape[1], (sampling.top_p, sampling.min_p, quantile)
+    rest = c_double(sampling.temperature), c_int64(kept), *map(c_double, shares)
+    place: int = operators().functions.draw(*_row(logits, row), *rest)
+    if place < 0:
+        raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
+    return place
+
+
+def _in_line(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _row(logits: Tensor, row: int) -> tuple[c_void_p, c_int64]:
+    return c_void_p(logits.data_ptr() + row * logits.stride(0) * logits.itemsize), c_int64(logits.shape[1])
 
 
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

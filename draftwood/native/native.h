@@ -61,6 +61,43 @@ static inline void down_all(vec x, bf16 *to) {
     memcpy(to, &rounded, sizeof rounded);
 }
 
+static inline vec every(float x) { return x - (vec){0}; }
+
+static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+static inline vec larger(vec x, vec y) { return pick(y > x, y, x); }
+
+static inline vec widen(const bf16 *x) {
+    float lanes[LANES];
+    for (int l = 0; l < LANES; l++) lanes[l] = up(x[l]);
+    vec wide;
+    memcpy(&wide, lanes, sizeof wide);
+    return wide;
+}
+
+// exp to about one unit in the last place, by range reduction and a polynomial (Cephes), for every lane.
+static inline vec exponential(vec x) {
+    x = pick(x < every(-87.0f), every(-87.0f), pick(x > every(88.0f), every(88.0f), x));
+    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    return y * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
+}
+
+static inline float total(const float *lanes) {
+    float part[LANES];
+    memcpy(part, lanes, sizeof part);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int l = 0; l < width; l++) part[l] += part[l + width];
+    return part[0];
+}
+
 // The tokens of one request: rows from `start` on of whatever all requests share, keys and values [G, slots, D] of its
 // own. As forward.py lays it out.
 typedef struct {

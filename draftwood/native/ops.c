@@ -9,7 +9,6 @@
 #define MOST_DIM 512  // of a head
 #define AT_ONCE 8     // sums that go on side by side
 #define COLUMNS 2     // vectors of a head that are summed side by side: a line of a cache, or half of one
-#define CHUNK 64      // logits that are looked at together
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
 #define NEVER -1e30f  // the score of a slot that is not seen
@@ -21,43 +20,6 @@
 
 typedef int32_t quad __attribute__((vector_size(16)));
 typedef float float4 __attribute__((vector_size(16)));
-
-static inline vec every(float x) { return x - (vec){0}; }
-
-static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-
-static inline vec larger(vec x, vec y) { return pick(y > x, y, x); }
-
-static inline vec widen(const bf16 *x) {
-    float lanes[LANES];
-    for (int l = 0; l < LANES; l++) lanes[l] = up(x[l]);
-    vec wide;
-    memcpy(&wide, lanes, sizeof wide);
-    return wide;
-}
-
-// exp to about one unit in the last place, by range reduction and a polynomial (Cephes), for every lane.
-static inline vec exponential(vec x) {
-    x = pick(x < every(-87.0f), every(-87.0f), pick(x > every(88.0f), every(88.0f), x));
-    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    vec r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    return y * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
-}
-
-static inline float total(const float *lanes) {
-    float part[LANES];
-    memcpy(part, lanes, sizeof part);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int l = 0; l < width; l++) part[l] += part[l + width];
-    return part[0];
-}
 
 static inline float inverse_rms(const bf16 *x, int64_t width, float eps) {
     float lanes[LANES] = {0};
@@ -487,100 +449,6 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
         attend_divided(&call, blocks, listed, scores, room, threads);
     free(scores), free(blocks);
     return !scores;
-}
-
-static inline float largest(vec x) {
-    float most = x[0];
-    for (int l = 1; l < LANES; l++) most = x[l] > most ? x[l] : most;
-    return most;
-}
-
-// The largest of CHUNK numbers.
-static inline float largest_of(const bf16 *chunk) {
-    vec most = widen(chunk);
-    for (int i = LANES; i < CHUNK; i += LANES) most = larger(most, widen(chunk + i));
-    return largest(most);
-}
-
-// The place of the largest of a row of logits [size], the first of equals; 0 if none is a number.
-int64_t choice(const bf16 *row, int64_t size) {
-    float best = -INFINITY;
-    int64_t place = 0;
-    for (int64_t start = 0; start < size; start += CHUNK) {
-        int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-        if (stop - start == CHUNK && !(largest_of(row + start) > best)) continue;
-        for (int64_t i = start; i < stop; i++)
-            if (up(row[i]) > best) best = up(row[i]), place = i;
-    }
-    return place;
-}
-
-// log of the sum of the exponentials of a row.
-static float log_sum(const bf16 *row, int64_t size, float most) {
-    vec sum = {0};
-    int64_t whole = size - size % LANES;
-    for (int64_t i = 0; i < whole; i += LANES) sum += exponential(widen(row + i) - most);
-    float rest = 0.0f;
-    for (int64_t i = whole; i < size; i++) rest += exponential(every(up(row[i]) - most))[0];
-    for (int l = 0; l < LANES; l++) rest += sum[l];
-    return most + logf(rest);
-}
-
-// The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
-// normalised over the row. Both out are [rows, k].
-void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, int64_t size, int64_t k, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 8)
-    for (int64_t r = 0; r < rows; r++) {
-        const bf16 *row = logits + r * size;
-        int64_t *place = places + r * k;
-        float *best = logp + r * k;
-        for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
-        for (int64_t start = 0; start < size; start += CHUNK) {
-            int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-            if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
-            for (int64_t i = start; i < stop; i++) {
-                float value = up(row[i]);
-                if (!(value > best[k - 1])) continue;
-                int64_t j = k - 1;
-                for (; j > 0 && value > best[j - 1]; j--) best[j] = best[j - 1], place[j] = place[j - 1];
-                best[j] = value, place[j] = i;
-            }
-        }
-        float all = log_sum(row, size, best[0]);
-        for (int64_t j = 0; j < k; j++) best[j] -= all;
-    }
-}
-
-// log p of each of k candidates of a depth, given each of the depth before, [depths - 1, k, k]: `before` of the one times
-// `after` of the other, [any, rank], and the other's logp [depths, k]; what is no candidate keeps its share. `rows`
-// [depths, k] say which candidates. Returns 0, or 1 if memory ran out.
-int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
-                int64_t depths, int64_t k, int64_t rank) {
-    int64_t vectors = (k + LANES - 1) / LANES, wide = vectors * LANES;
-    vec *turned = aligned_alloc(sizeof *turned, (rank + 1) * vectors * sizeof *turned);
-    if (!turned) return 1;
-    float *lanes = (float *)turned, *scores = lanes + rank * wide;  // `after` of the candidates, one a lane; scores
-    for (int64_t d = 1; d < depths; d++) {
-        const int64_t *from = rows + (d - 1) * k, *to = rows + d * k;
-        float rest = 1.0f;
-        for (int64_t b = 0; b < k; b++) rest -= expf(logp[d * k + b]);
-        for (int64_t b = 0; b < wide; b++)
-            for (int64_t i = 0; i < rank; i++) lanes[i * wide + b] = b < k ? up(after[to[b] * rank + i]) : 0.0f;
-        for (int64_t a = 0; a < k; a++, out += k) {
-            const bf16 *mine = before + from[a] * rank;
-            for (int64_t b = 0; b < wide; b++) scores[b] = b < k ? logp[d * k + b] : NEVER;
-            vec sum = {0};
-            for (int64_t v = 0; v < vectors; v++) {
-                vec score = turned[rank * vectors + v];
-                for (int64_t i = 0; i < rank; i++) score += up(mine[i]) * turned[i * vectors + v];
-                sum += exponential(score), turned[rank * vectors + v] = score;
-            }
-            float all = logf(total((float *)&sum) + (rest > 0.0f ? rest : 0.0f));
-            for (int64_t b = 0; b < k; b++) out[b] = scores[b] - all;
-        }
-    }
-    free(turned);
-    return 0;
 }
 
 // Slots `source` (ascending, none before its place) of tensors [heads, slots, bytes] into the slots from `start` on.

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwood.drafters.lattice import top_k
-from draftwood.sampling import uniform
+from draftwood.native import candidates as compiled
+from draftwood.sampling import Sampling, uniform
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import CHUNK, Rows
 from draftwood.train.shards import Text
@@ -160,16 +161,29 @@ def by_length(prompts: Mapping[int, int]) -> Iterator[list[int]]:
 
 def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
-    tokens = top_k(logits, 1)[1][:, 0]
+    tokens: list[int] = top_k(logits, 1)[1][:, 0].tolist()
     hot = [i for i, row in enumerate(rows) if row.temperature > 0]
-    few = FEW if logits.device.type == "cpu" else len(rows)
-    for some in (hot[i : i + few] for i in range(0, len(hot), few)):
-        heat = torch.tensor([rows[i].temperature for i in some], device=logits.device)[:, None]
-        mass = (logits[some].float() / heat).softmax(-1).cumsum(-1)
-        u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in some]
-        quantile = torch.tensor(u, device=logits.device)[:, None] * mass[:, -1:]
-        tokens[some] = torch.searchsorted(mass, quantile, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
-    return tokens.tolist()
+    u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in hot]
+    heat = [rows[i].temperature for i in hot]
+    if compiled.takes(logits):
+        drawn = [compiled.drawn(logits, i, Sampling(t), x) for i, t, x in zip(hot, heat, u, strict=True)]
+    else:
+        drawn = _drawn(logits, hot, heat, u)
+    for i, token in zip(hot, drawn, strict=True):
+        tokens[i] = token
+    return tokens
+
+
+def _drawn(logits: Tensor, places: Sequence[int], heat: Sequence[float], u: Sequence[float]) -> list[int]:
+    """Of the rows at `places` the tokens at quantiles `u` at temperatures `heat`."""
+    tokens: list[int] = []
+    few = FEW if logits.device.type == "cpu" else len(places)
+    for some in (slice(i, i + few) for i in range(0, len(places), few)):
+        temperature, quantile = (torch.tensor(part[some], device=logits.device)[:, None] for part in (heat, u))
+        mass = (logits[places[some]].float() / temperature).softmax(-1).cumsum(-1)
+        found = torch.searchsorted(mass, quantile * mass[:, -1:], right=True)[:, 0]
+        tokens += found.clamp_max(logits.shape[-1] - 1).tolist()
+    return tokens
 
 
 @lru_cache(maxsize=1024)  # asked for at every token of a text

@@ -15,10 +15,11 @@ from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, takes
+from draftwood.native.candidates import choice, drawn, takes
 from draftwood.native.forward import Native
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
+from draftwood.sampling import Sampling, invert, warp
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.tree import Tree, chain_tree
@@ -258,6 +259,40 @@ def test_a_choice_is_the_first_of_the_largest(size: int) -> None:
     apart = logits[:, ::2]
     assert [choice(apart, row) for row in range(9)] == [choice(apart.clone(), row) for row in range(9)]
     assert choice(apart, 0) == int(apart[0].argmax())
+
+
+SHAPES = [
+    Sampling(0.7),
+    Sampling(1e-9),
+    Sampling(2.0, top_k=1),
+    Sampling(1.0, top_k=40),
+    Sampling(0.8, top_p=0.8713),
+    Sampling(1.0, top_p=1e-6),
+    Sampling(1.0, min_p=0.05),
+    Sampling(1.0, min_p=1.0),
+    Sampling(1.5, top_k=30, top_p=0.7713, min_p=0.02),
+    Sampling(0.6, top_k=10**6, top_p=0.999, min_p=0.01),
+]
+
+
+@compiled
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+@pytest.mark.parametrize("step", [0.5, 0.0], ids=["ties", "apart"])
+@pytest.mark.parametrize("size", [1, 5, 64, 200, 5000])
+def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> None:
+    rng = np.random.default_rng(size)
+    logits = torch.from_numpy(rng.normal(0, 3, (4, size)))
+    logits = (logits / step).round() * step if step else logits
+    logits[1, 1::3] = -torch.inf
+    logits[2] = 0.25  # one value for all: no share of so many may be a whole number
+    logits[3, ::2] *= -0.0  # zeros of both signs
+    found = logits.bfloat16()
+    for row in range(4):
+        scores = warp(found[row].float(), sampling)
+        for quantile in (0.0, *rng.random(20).tolist(), 1 - 2**-53):
+            assert drawn(found, row, sampling, quantile) == invert(scores, quantile)
+    apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
+    assert drawn(apart, 3, sampling, 0.4) == drawn(found, 3, sampling, 0.4)
 
 
 @compiled

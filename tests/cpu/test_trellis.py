@@ -23,14 +23,16 @@ from draftwood.errors import BadModel
 from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
 from draftwood.native.build import operators
+from draftwood.native.growth import grower
 from draftwood.pool import Pool, Weights
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
 from tests.cpu.test_device_growth import CPU, LOGP, check_same
-from tests.cpu.test_grow import check_tree, paths
+from tests.cpu.test_grow import check_tree, paths, same
 from tests.reference import dflash_files, tiny_target
 
 ROOT = 7
+compiled = pytest.mark.skipif(operators().library is None, reason=operators().reason)
 
 
 @st.composite
@@ -114,6 +116,66 @@ def test_a_device_grows_the_same_beam(draft: Trellis, width: int, depth: int) ->
     np.testing.assert_allclose(found.mass[1 : 1 + int(found.count)].numpy(), expected.mass[1:], rtol=1e-6)
 
 
+# --- growth in one call --------------------------------------------------------------------------------------
+
+
+def check_identical(draft: Trellis, n_max: int, faint: float) -> None:
+    """A compiled tree is the other one to the bit."""
+    quick = Trellis(draft.lattice, draft.pairs, grower(CPU))
+    assert quick.grow is not None and draft.grow is None
+    found, expected = grow(quick, ROOT, n_max, faint), grow(draft, ROOT, n_max, faint)
+    assert same(found, expected) and found.parents.dtype == found.depths.dtype == np.int64
+    assert found.sources is not None and found.sources.tolist() == [0] * len(found.tokens)
+    check_tree(found)
+
+
+FAINT = st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.9, 1.0]) | st.floats(1e-6, 1.0)
+
+
+@compiled
+@given(trellises(), st.integers(0, 300), FAINT)
+@settings(max_examples=400)
+def test_compiled_growth_is_the_same(draft: Trellis, n_max: int, faint: float) -> None:
+    check_identical(draft, n_max, faint)
+
+
+@compiled
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 40), st.integers(1, 300), FAINT, st.booleans())
+def test_compiled_growth_is_the_same_of_many_candidates(
+    seed: int, depth: int, width: int, n_max: int, faint: float, tied: bool
+) -> None:
+    numbers = np.random.default_rng(seed)
+    logits = numbers.normal(size=(depth + depth * width, width)) * 2
+    logp = np.float32(logits.round() if tied else logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    logp[numbers.random(logp.shape) < 0.1] = numbers.choice([-np.inf, np.nan])
+    tokens = numbers.permuted(np.tile(np.arange(width + 9), (depth, 1)), axis=1)[:, :width]
+    marginals = -np.sort(-logp[:depth], axis=1)  # NaN last
+    pairs = logp[depth:].reshape(depth, width, width)[1:].swapaxes(1, 2)
+    check_identical(Trellis(Lattice(tokens, marginals), pairs), n_max, faint)
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1)])
+def test_compiled_growth_of_next_to_nothing(shape: tuple[int, int]) -> None:
+    depth, width = shape
+    pairs = np.zeros((max(depth - 1, 0), width, width), np.float32)
+    for n_max in (0, 1, 5):
+        check_identical(Trellis(Lattice(np.ones(shape, np.int64), np.zeros(shape, np.float32)), pairs), n_max, 0.1)
+
+
+@compiled
+def test_a_head_drafts_what_grows_in_one_call_if_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, head = torch.randn(4, 20, generator=torch.Generator().manual_seed(2)), Markov(*random_head(20))
+    found = []
+    for switch, quick in (("1", True), ("0", False)):
+        monkeypatch.setenv("DRAFTWOOD_COMPILE", switch)
+        draft = draft_of(logits, 8, None, head)
+        assert isinstance(draft, Trellis) and (draft.grow is not None) == quick
+        found.append(grow(draft, ROOT, 30, 0.001))
+    assert same(*found) and len(found[0]) == 30
+    assert grower(torch.device("cuda")) is None
+
+
 def test_behind_a_token_that_is_no_candidate_the_marginals_hold() -> None:
     lattice = Lattice(np.array([[1, 2], [3, 4]]), np.log(np.array([[0.6, 0.3], [0.7, 0.2]], np.float32)))
     draft = Trellis(lattice, np.log(np.array([[[0.1, 0.8], [0.5, 0.4]]], np.float32)))
@@ -154,7 +216,7 @@ def test_pairs_are_the_softmax_of_corrected_logits() -> None:
         np.testing.assert_allclose(found, expected[:, at].numpy(), atol=1e-5)
 
 
-@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+@compiled
 @pytest.mark.parametrize(("depths", "k", "rank"), [(7, 32, 64), (2, 5, 3), (3, 40, 16), (1, 4, 8)])
 def test_compiled_pairs_are_those_of_the_formula(depths: int, k: int, rank: int) -> None:
     before, after = (table.bfloat16() for table in random_head(90, rank))
