@@ -32,8 +32,9 @@ SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
 TRIALS = 6  # drafted rounds before there is an outlook, and before they shape others
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
+SHALLOWEST = 4  # positions that are always drafted: a look at a drafter that failed must be able to show better
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
-STEADY = 16  # the outlook is formed anew when the rounds behind it grew by one in so many
+STEADY = 8  # the outlook is formed anew when the rounds behind it grew by one in so many
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
@@ -48,7 +49,8 @@ class AcceptanceModel:
         self._inform(PRIOR)
         self._recent = _Recent()
         self._unlearned: list[tuple[Array, Array]] = []  # features of a round's nodes, and which were accepted
-        self._depths: deque[int] = deque(maxlen=SHAPED)  # of the deepest node that each of them verified
+        self._paths: deque[int] = deque(maxlen=SHAPED)  # nodes that each of them accepted
+        self._depth = SHALLOWEST
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
         self._ledger = Ledger()
@@ -70,11 +72,12 @@ class AcceptanceModel:
 
     @property
     def depth(self) -> int | None:
-        """How deep it is worth to draft: what recent trees used, and one more to find out; None if unknown.
+        """How deep it is worth to draft: one more than the second longest of recent paths; None if unknown.
 
-        A tree that uses all of it makes it grow, so a text that becomes predictable is followed at once.
+        Each position takes about a hundredth of a round on a CPU. A path that used all of them doubles the next draft,
+        so a text that becomes predictable is followed at once.
         """
-        return None if len(self._depths) < TRIALS else 1 + max(self._depths)
+        return None if len(self._paths) < TRIALS else self._depth
 
     @property
     def width(self) -> int | None:
@@ -188,8 +191,10 @@ class AcceptanceModel:
         self._recent.add(features, emitted)
         self._seen = RECENT * self._seen + 1
         self._own += 1
+        path, whole = emitted - 1, self.depth is not None and emitted > self.depth
+        self._paths.append(path)
+        self._depth = 2 * path if whole else max(1 + sorted(self._paths)[-2:][0], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
-        self._depths.append(len(of_depth) if len(features) else 0)
         self._widths.append(int(of_depth.max()))
         self._idle = 0
 

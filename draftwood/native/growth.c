@@ -44,8 +44,8 @@ static Node pop(Heap *heap) {
     return first;
 }
 
-// The rank that comes after `last` (-1: the first) where a row [k] falls, the first of equals first; k if none is alive. Few
-// of a row are asked for, so looking through it is quicker than sorting it.
+// The rank that comes after `last` (-1: the first) as a row [k] falls, the first of equals first; k if none is alive.
+// Few are asked for of a row, so looking through it is quicker than sorting it.
 static int64_t after(const float *row, int64_t k, int64_t last) {
     int64_t next = k;
     float most = -INFINITY;
@@ -67,10 +67,10 @@ static void follow(Heap *heap, const Trellis *draft, const Node *nodes, int64_t 
     push(heap, (Node){node->cost + cost, depth + 1, parent, rank});
 }
 
-// Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more than
-// `barren`. Candidates are `tokens` [depth, k]; logp [depth, k] and pairs [depth - 1, k, k] are theirs. Out are costs
-// [1 + n_max], and tokens, parents and depths in rows [3, 1 + n_max]; the root's token stays. Returns the number of nodes
-// without the root, or -1 if memory ran out.
+// Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
+// than `barren`. Candidates are `tokens` [depth, k], all different in a depth, with logp [depth, k] and pairs
+// [depth - 1, k, k]. Out are costs [1 + n_max], and tokens, parents and depths in rows [3, 1 + n_max]; the root's token
+// stays. Returns the number of nodes without the root, or -1 if memory ran out.
 int64_t grow(const int64_t *tokens, const float *logp, const float *pairs, int64_t *rows, double *costs, int64_t depth,
              int64_t k, int64_t n_max, double most, double barren) {
     Trellis draft = {logp, pairs, depth, k};

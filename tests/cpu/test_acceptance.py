@@ -380,17 +380,19 @@ def chain(depth: int) -> Tree:
     return Tree(steps, steps - 1, steps, 0.5 ** steps.astype(np.float32))
 
 
-def test_the_depth_worth_drafting_follows_what_trees_use() -> None:
+def test_the_depth_worth_drafting_follows_how_long_paths_are() -> None:
     model = AcceptanceModel()
     for _ in range(TRIALS):
         assert model.depth is None
-        model.observe(a_round(chain(3)))
-    assert model.depth == 4
-    model.observe(a_round(chain(4)))
-    assert model.depth == 5, "all of it was used: there may be more"
+        model.observe(a_round(chain(8), 5))
+    assert model.depth == 6
+    model.observe(a_round(chain(6), 6))
+    assert model.depth == 12, "all of it was used: there may be much more"
+    model.observe(a_round(chain(9), 9))
+    assert model.depth == 7, "one longer path is luck"
     for _ in range(60):
-        model.observe(a_round(chain(0)))
-    assert model.depth == 1
+        model.observe(a_round(chain(3), 0))
+    assert model.depth == 4, "a look must be able to show better"
 
 
 def test_the_width_worth_drafting_follows_what_trees_use() -> None:
