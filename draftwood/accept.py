@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftwood.tree import Tree
+from draftwood.tree import Floats, Tree
 
 # (node, tokens on the path to it) -> the target's token after that node
 Draw = Callable[[int, Sequence[int]], int]
@@ -33,6 +33,7 @@ class Verdict:
     accepted: list[int]  # the tokens of `path`
     bonus: int
     likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if asked for
+    reach: Floats | None = None  # [N] the target's probability of each node's path, if asked for
 
     @property
     def tokens(self) -> list[int]:

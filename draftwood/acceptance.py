@@ -36,6 +36,7 @@ SHALLOWEST = 4  # positions that are always drafted: a look at a drafter that fa
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 8  # the outlook is formed anew when the rounds behind it grew by one in so many
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
+FEW = 24.0  # recent drafted rounds, in the outlook, that are few
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
@@ -60,6 +61,11 @@ class AcceptanceModel:
         self._idle = 0
         self._prospect: Prospect | None = None
         self._unjudged = 0  # rounds since it was formed that may have changed it
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether so little was seen of late that luck decides: then it helps to know what might have been drawn."""
+        return self._recent.weight < FEW
 
     @property
     def faint(self) -> float:
@@ -124,15 +130,13 @@ class AcceptanceModel:
         self._unjudged += 1 + self._idle
         features = _features(round.mass, round.depths)
         if round.n:
-            accepted = np.zeros(round.n)
-            accepted[np.array(round.path, np.int64) - 1] = 1
-            self._unlearned.append((features, accepted))
+            self._unlearned.append((features, _accepted(round)))
             if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
                 self._learn()
             whole = round.n == round.grown
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
-            self._remember(features, 1 + round.accepted)
+            self._remember(features, 1 + round.fair, round.accepted)
 
     def turn(self) -> None:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
@@ -184,14 +188,14 @@ class AcceptanceModel:
         model._recent, model._seen, model._idle = copy(self._recent), self._seen, self._idle
         return model
 
-    def _remember(self, features: Array, emitted: int) -> None:
+    def _remember(self, features: Array, emitted: float, path: int) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
         self._recent.add(features, emitted)
         self._seen = RECENT * self._seen + 1
         self._own += 1
-        path, whole = emitted - 1, self.depth is not None and emitted > self.depth
+        whole = self.depth is not None and path >= self.depth
         self._paths.append(path)
         self._depth = 2 * path if whole else max(1 + sorted(self._paths)[-2:][0], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
@@ -234,7 +238,7 @@ class _Recent:
     def fade(self, factor: float) -> None:
         self.shares = self.shares * factor
 
-    def add(self, features: Array, emitted: int) -> None:
+    def add(self, features: Array, emitted: float) -> None:
         """A round of full weight; the oldest one goes if there are too many."""
         oldest, kept = int(self.sizes[0]) if len(self) == KEPT else 0, slice(1 - KEPT, None)
         self.features = np.concatenate([self.features[oldest:], features])
@@ -268,6 +272,15 @@ def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliab
 def temperature_bucket(temperature: float) -> float:
     """Temperatures that share what is learned: 0, and from there to the nearest half."""
     return 0.0 if temperature == 0 else max(round(2 * temperature) / 2, 0.5)
+
+
+def _accepted(round: Round) -> Array:
+    """`[n]`: which nodes were accepted or, if that is known, how likely each was to be."""
+    if round.reach is not None:
+        return round.reach.astype(np.float64)
+    accepted = np.zeros(round.n)
+    accepted[np.array(round.path, np.int64) - 1] = 1
+    return accepted
 
 
 def _features(mass: Floats, depths: Ints) -> Array:

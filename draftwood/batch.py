@@ -330,6 +330,7 @@ def _record(
         padding=width - 1 - n,
         draft=proposal.draft if proposal else None,
         grown=len(proposal.tree) if proposal else None,
+        reach=verdict.reach,
     )
 
 

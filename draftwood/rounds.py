@@ -256,9 +256,18 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
         return None
     draw, top = _drawn(part.request.sampler, logits), part.request.likelihoods
     verdict = Verdict([], [], draw(len(logits) - 1, [])) if part.known else accept(part.tree, draw)
+    if _asks(part, logits):
+        verdict = replace(verdict, reach=compiled.reached(logits, part.tree, part.request.sampler.sampling))
     if top is None:
         return verdict
     return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
+
+
+def _asks(part: Part, logits: Tensor) -> bool:
+    """Whether it helps to know what the draws could have been, and costs little: some passes over rows of logits."""
+    request, sampler = part.request, part.request.sampler
+    hot = not (sampler.sampling.greedy or sampler.shaped) and compiled.takes(logits)
+    return hot and not part.known and len(part.tree) > 0 and request.acceptance.doubtful
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

@@ -29,11 +29,19 @@ class Round:
     padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
     grown: int | None = None  # nodes that it was chosen from; None: not known
+    reach: Floats | None = (
+        None  # [n] the target's own probability of each node's path; None: only what it drew is known
+    )
 
     @property
     def accepted(self) -> int:
         """Nodes accepted."""
         return len(self.path)
+
+    @property
+    def fair(self) -> float:
+        """The same without the luck of the draws, where that is known: nodes that were to be expected."""
+        return self.accepted if self.reach is None else float(self.reach.sum())
 
     @property
     def width(self) -> int:

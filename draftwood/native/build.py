@@ -52,7 +52,7 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
+        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project", "reach"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.choice.restype = loaded.draw.restype = loaded.grow.restype = ctypes.c_int64
         return loaded

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
 from draftwood.sampling import Sampling
+from draftwood.tree import Floats, Tree
 
 
 def takes(logits: Tensor) -> bool:
@@ -27,12 +29,42 @@ def choice(logits: Tensor, row: int) -> int:
 def drawn(logits: Tensor, row: int, sampling: Sampling, quantile: float) -> int:
     """The place at this quantile, from 0 to 1, of what temperature (above 0), top-k, top-p and min-p make of a row."""
     logits = _in_line(logits)
-    kept, shares = sampling.top_k or logits.shape[1], (sampling.top_p, sampling.min_p, quantile)
-    rest = c_double(sampling.temperature), c_int64(kept), *map(c_double, shares)
-    place: int = operators().functions.draw(*_row(logits, row), *rest)
+    rules = _Rules.of(sampling, logits.shape[1])
+    place: int = operators().functions.draw(*_row(logits, row), byref(rules), c_double(quantile))
     if place < 0:
         raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
     return place
+
+
+def reached(logits: Tensor, tree: Tree, sampling: Sampling) -> Floats:
+    """`[N]` probabilities that such draws walk as far as each node of a tree, by its `logits` [1 + N, V]."""
+    logits = _in_line(logits)
+    first, size = _row(logits, 0)
+    tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
+    out = np.empty(len(tokens))
+    addresses = [c_void_p(array.ctypes.data) for array in (tokens, parents)]
+    rules = _Rules.of(sampling, logits.shape[1])
+    if operators().functions.reach(
+        first,
+        c_int64(logits.stride(0)),
+        size,
+        byref(rules),
+        *addresses,
+        c_int64(len(tokens)),
+        c_void_p(out.ctypes.data),
+    ):
+        raise BadModel(f"A tree of {len(tree)} nodes found no memory for its probabilities.")
+    return out[1:].astype(np.float32)
+
+
+class _Rules(Structure):
+    """`Rules` in logits.c."""
+
+    _fields_ = (("temperature", c_double), ("top_k", c_int64), ("top_p", c_double), ("min_p", c_double))
+
+    @classmethod
+    def of(cls, sampling: Sampling, vocab: int) -> _Rules:
+        return cls(sampling.temperature, sampling.top_k or vocab, sampling.top_p, sampling.min_p)
 
 
 def _in_line(logits: Tensor) -> Tensor:

@@ -149,23 +149,30 @@ static int64_t behind(const bf16 *row, int64_t size, float value, int64_t count)
 
 static double weight_of(const Draw *draw, int64_t rank) { return weights(draw, every(of_rank(rank)), -INFINITY)[0]; }
 
+// What a draw goes by. As candidates.py lays it out.
+typedef struct {
+    double temperature;  // above 0
+    int64_t top_k;       // the size of a row, if all are kept
+    double top_p, min_p;
+} Rules;
+
 // Leaves the `top_k` largest, the fewest of these that hold `top_p` of their weight, and none of less than `min_p` of the
 // largest weight, in this order; of equal logits top-k takes all and top-p the last ones. Few numbers of a row differ, so
 // they are counted instead of sorted. Returns 0, or 1 if memory ran out.
-static int cut(Draw *draw, const bf16 *row, int64_t size, int64_t top_k, double top_p, double min_p) {
+static int cut(Draw *draw, const bf16 *row, int64_t size, const Rules *rules) {
     uint32_t *count = calloc(VALUES, sizeof *count);
     if (!count) return 1;
     for (int64_t i = 0; i < size; i++) count[rank_of(row[i])]++;
     int64_t highest = rank_of(down(draw->most)), lowest = highest, none = rank_of(down(-INFINITY));
-    double all = 0.0, above = 0.0;
-    for (int64_t rank = highest, kept = 0; rank > none && kept < top_k; rank--) {
+    double all = 0.0, above = 0.0, share = rules->top_p;
+    for (int64_t rank = highest, kept = 0; rank > none && kept < rules->top_k; rank--) {
         if (!count[rank]) continue;
         kept += count[rank], lowest = rank, all += count[rank] * weight_of(draw, rank);
     }
     for (int64_t rank = highest; rank >= lowest; rank--) {
         if (!count[rank]) continue;
-        double weight = weight_of(draw, rank), room = top_p < 1.0 ? ceil((top_p * all - above) / weight) : size;
-        if (weight < min_p || !(room >= 1.0)) break;
+        double weight = weight_of(draw, rank), room = share < 1.0 ? ceil((share * all - above) / weight) : size;
+        if (weight < rules->min_p || !(room >= 1.0)) break;
         draw->least = of_rank(rank), draw->above = of_rank(rank + 1);
         if (room < count[rank]) draw->from = behind(row, size, draw->least, count[rank] - (int64_t)room);
         above += count[rank] * weight;
@@ -174,16 +181,28 @@ static int cut(Draw *draw, const bf16 *row, int64_t size, int64_t top_k, double 
     return 0;
 }
 
-// The first place whose weight and that of all before it are more than this share of all; `weight` is room for all chunks.
-static int64_t place_at(const Draw *draw, const bf16 *row, int64_t size, double *weight, double quantile) {
-    int64_t chunks = (size + CHUNK - 1) / CHUNK, start = 0, place = 0;
-    double left = 0.0;
-    for (int64_t c = 0; c < chunks; c++)
-        left += weight[c] = weight_between(draw, row, c * CHUNK, c + 1 < chunks ? (c + 1) * CHUNK : size);
-    left *= quantile;
-    for (int64_t c = 0; c < chunks; left -= weight[c++]) {
-        if (weight[c] > 0.0) start = c * CHUNK;
-        if (weight[c] > left) break;
+// A row's temperature and cuts. Returns 0, or 1 if memory ran out.
+static int prepare(Draw *draw, const bf16 *row, int64_t size, const Rules *rules) {
+    double rate = 1.0 / rules->temperature;
+    *draw = (Draw){up(row[choice(row, size)]), rate < STEEPEST ? rate : STEEPEST, LOWEST, LOWEST, 0};
+    return (rules->top_k < size || rules->top_p < 1.0 || rules->min_p > 0.0) && cut(draw, row, size, rules);
+}
+
+// The weight of all tokens, and of each chunk of them.
+static double weigh(const Draw *draw, const bf16 *row, int64_t size, double *chunks) {
+    double all = 0.0;
+    for (int64_t start = 0; start < size; start += CHUNK)
+        all += *chunks++ = weight_between(draw, row, start, start + CHUNK < size ? start + CHUNK : size);
+    return all;
+}
+
+// The first place whose weight and that of all before it are more than this share of all.
+static int64_t place_at(const Draw *draw, const bf16 *row, int64_t size, double *chunks, double quantile) {
+    double left = quantile * weigh(draw, row, size, chunks);
+    int64_t start = 0, place = 0;
+    for (int64_t c = 0; c * CHUNK < size; left -= chunks[c++]) {
+        if (chunks[c] > 0.0) start = c * CHUNK;
+        if (chunks[c] > left) break;
     }
     for (int64_t i = start; i < size && left >= 0.0; i++) {
         float mine = weight_at(draw, row, i);
@@ -192,14 +211,34 @@ static int64_t place_at(const Draw *draw, const bf16 *row, int64_t size, double 
     return place;
 }
 
-// The place at this quantile of softmax(logits [size] / temperature), of those that `cut` leaves; -1 if memory ran out.
-int64_t draw(const bf16 *row, int64_t size, double temperature, int64_t top_k, double top_p, double min_p,
-             double quantile) {
-    double rate = 1.0 / temperature;
-    Draw draw = {up(row[choice(row, size)]), rate < STEEPEST ? rate : STEEPEST, LOWEST, LOWEST, 0};
-    double *weight = malloc((size + CHUNK - 1) / CHUNK * sizeof *weight);
-    int failed = !weight || ((top_k < size || top_p < 1.0 || min_p > 0.0) && cut(&draw, row, size, top_k, top_p, min_p));
-    int64_t place = failed ? -1 : place_at(&draw, row, size, weight, quantile);
-    free(weight);
+static double *room_for(int64_t size) { return malloc((size + CHUNK - 1) / CHUNK * sizeof(double)); }
+
+// The place at this quantile of what the rules make of logits [size]; -1 if memory ran out.
+int64_t draw(const bf16 *row, int64_t size, const Rules *rules, double quantile) {
+    Draw draw;
+    double *chunks = room_for(size);
+    int64_t place = !chunks || prepare(&draw, row, size, rules) ? -1 : place_at(&draw, row, size, chunks, quantile);
+    free(chunks);
     return place;
+}
+
+// The probability of the path to each node of a tree, by what the rules make of its logits [nodes, size], whose rows are
+// `stride` apart. Entry 0 of tokens, parents and out [nodes] is the root's. Returns 0, or 1 if memory ran out.
+int reach(const bf16 *logits, int64_t stride, int64_t size, const Rules *rules, const int64_t *tokens,
+          const int64_t *parents, int64_t nodes, double *out) {
+    Draw draw;
+    double *chunks = room_for(size);
+    int failed = !chunks;
+    out[0] = 1.0;
+    for (int64_t parent = 0; parent < nodes && !failed; parent++) {
+        const bf16 *row = logits + parent * stride;
+        double all = 0.0;  // of the row, once a child asks
+        for (int64_t i = parent + 1; i < nodes && !failed; i++) {
+            if (parents[i] != parent) continue;
+            if (all == 0.0 && !(failed = prepare(&draw, row, size, rules))) all = weigh(&draw, row, size, chunks);
+            out[i] = out[parent] * weight_at(&draw, row, tokens[i]) / all;
+        }
+    }
+    free(chunks);
+    return failed;
 }

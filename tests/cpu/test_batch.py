@@ -7,13 +7,16 @@ from math import sqrt
 
 import numpy as np
 import pytest
+import torch
 
 from draftwood import registry
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
+from draftwood.native.build import operators
 from draftwood.policies.base import OPTIMISM, Costs, Prospect
 from draftwood.policies.bastion import Bastion
+from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
@@ -220,3 +223,13 @@ def test_leaving_gives_memory_back() -> None:
     assert len(batch._rounds._prefixes) == 2 and len(batch.requests) == 2  # type: ignore[attr-defined]
     batch.close()
     assert not batch._rounds._prefixes and not batch.requests  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
+    made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3), "ddtree:4")
+    drawn = [step.round for step in made.run([1, 2, 3], 90, Sampling(0.8)) if step.round and step.round.n]
+    known = [round.reach is not None for round in drawn]
+    assert known == sorted(known, reverse=True) and 10 < sum(known) < len(known)
+    assert all(len(round.reach) == round.n and 0 <= round.fair <= round.n for round in drawn[: sum(known)])
+    assert all(step.round is None or step.round.reach is None for step in made.run([1, 2, 3], 20, Sampling()))

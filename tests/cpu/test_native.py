@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from draftwood import doctor, packing
+from draftwood.accept import accept
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, drawn, takes
+from draftwood.native.candidates import choice, drawn, reached, takes
 from draftwood.native.forward import Native
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
@@ -293,6 +294,30 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
             assert drawn(found, row, sampling, quantile) == invert(scores, quantile)
     apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
     assert drawn(apart, 3, sampling, 0.4) == drawn(found, 3, sampling, 0.4)
+
+
+@compiled
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+def test_what_draws_reach_is_the_product_of_the_rules_probabilities(sampling: Sampling) -> None:
+    tree, rng = random_tree(9), np.random.default_rng(3)
+    logits = torch.from_numpy(rng.normal(0, 3, (9, 200))).bfloat16()
+    reach = [1.0]
+    for parent, token in zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True):
+        reach.append(reach[parent] * float(warp(logits[parent].float(), sampling).softmax(-1)[token]))
+    for found in (reached(logits, tree, sampling), reached(torch.stack([logits] * 2, -1)[..., 0], tree, sampling)):
+        np.testing.assert_allclose(found, reach[1:], rtol=1e-4, atol=1e-9)
+    assert reached(logits[:1], tree[:0], sampling).shape == (0,)
+
+
+@compiled
+def test_trees_are_accepted_as_often_as_draws_reach_them() -> None:
+    tree, rng = random_tree(7), np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(0, 1, (7, 8))).bfloat16()
+    sampling, draws, counts = Sampling(0.8), 4000, np.zeros(7)
+    for _ in range(draws):
+        counts[accept(tree, lambda node, path: drawn(logits, node, sampling, rng.random())).path] += 1
+    reach = reached(logits, tree, sampling).astype(float)
+    assert (abs(counts[1:] / draws - reach) < 4.5 * np.sqrt(reach * (1 - reach) / draws)).all() and reach.max() > 0.1
 
 
 @compiled
