@@ -265,9 +265,10 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
 
 def _asks(part: Part, logits: Tensor) -> bool:
     """Whether it helps to know what the draws could have been, and costs little: some passes over rows of logits."""
-    request, sampler = part.request, part.request.sampler
-    hot = not (sampler.sampling.greedy or sampler.shaped) and compiled.takes(logits)
-    return hot and not part.known and len(part.tree) > 0 and request.acceptance.doubtful
+    if part.known or not len(part.tree):
+        return False
+    sampler, learns = part.request.sampler, part.request.policy.calibrated and part.request.acceptance.doubtful
+    return learns and not (sampler.sampling.greedy or sampler.shaped) and compiled.takes(logits)
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

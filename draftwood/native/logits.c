@@ -236,7 +236,7 @@ int reach(const bf16 *logits, int64_t stride, int64_t size, const Rules *rules, 
         for (int64_t i = parent + 1; i < nodes && !failed; i++) {
             if (parents[i] != parent) continue;
             if (all == 0.0 && !(failed = prepare(&draw, row, size, rules))) all = weigh(&draw, row, size, chunks);
-            out[i] = out[parent] * weight_at(&draw, row, tokens[i]) / all;
+            out[i] = all > 0.0 ? out[parent] * weight_at(&draw, row, tokens[i]) / all : 0.0;  // 0: not a number among them
         }
     }
     free(chunks);

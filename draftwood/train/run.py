@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
@@ -25,7 +26,7 @@ from draftwood.train.loop import Course, train
 from draftwood.train.loss import CHUNK, Head
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
-from draftwood.train.start import inherited
+from draftwood.train.start import inherited, inherited_tokens
 from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
 
@@ -95,13 +96,15 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
     mask = choose_mask_token(wanted, target, tokenizer, texts)
     config = drafter_config(recipe, target, mask, texts[0].thinking, first)
-    kept = frequent_tokens(seen, target.vocab_size, recipe.head_tokens)
+    auto, vocab = recipe.head_tokens == "auto", target.vocab_size
+    own = inherited_tokens(recipe.init, vocab) if auto and first else None
+    kept = frequent_tokens(seen, vocab, recipe.head_tokens) if own is None else np.array(own, np.int64)
     head = Head.of(target, None if kept is None else torch.from_numpy(kept))
     reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
     folder = options.features or feature_folder(options.data)
     limit = default_limit(folder) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
     features = CachedReader(reader, [*seen, *held_out], folder, limit)
-    trimmed = recipe.head_tokens != "auto" or unseen_share(seen) <= MOST_UNSEEN
+    trimmed = own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
 
 

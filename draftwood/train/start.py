@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.drafters import markov
-from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.errors import BadModel
 from draftwood.lean import ARCHITECTURES
@@ -37,6 +37,11 @@ def inherited(init: str) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "is_causal": config.causal,
     }
+
+
+def inherited_tokens(init: str, vocab: int) -> list[int] | None:
+    """The tokens that a checkpoint to begin from proposes; None: all of them, or there is none to begin from."""
+    return None if init in BEGINNINGS else read_draft_tokens(checkpoint_folder(init), vocab)
 
 
 def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> TrainableDFlash:

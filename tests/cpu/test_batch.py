@@ -227,7 +227,7 @@ def test_leaving_gives_memory_back() -> None:
 
 @pytest.mark.skipif(operators().library is None, reason=operators().reason)
 def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
-    made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3), "ddtree:4")
+    made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3))
     drawn = [step.round for step in made.run([1, 2, 3], 90, Sampling(0.8)) if step.round and step.round.n]
     known = [round.reach is not None for round in drawn]
     assert known == sorted(known, reverse=True) and 10 < sum(known) < len(known)

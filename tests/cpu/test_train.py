@@ -58,7 +58,7 @@ from draftwood.train.recipe import Recipe, drafter_config
 from draftwood.train.run import TrainOptions, prepare
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
-from draftwood.train.start import inherited, start
+from draftwood.train.start import inherited, inherited_tokens, start
 from draftwood.train.state import Trainee, export, load_state, save_state, state_path
 from draftwood.train.stopping import stop_flag
 from tests.reference import VOCAB, plain_logits, tiny_target
@@ -641,6 +641,14 @@ def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(s
     again = drafter_config(recipe, single, first["mask_token_id"], first=first)
     start(again, str(tmp_path), single, 0)
     assert again == config and inherited("target") == inherited("random") == {}
+
+
+def test_a_drafter_that_goes_on_from_a_checkpoint_proposes_the_same_tokens(single: Target, tmp_path: Path) -> None:
+    config = drafter_config(RECIPE, single, MASK)
+    export(tmp_path, start(config, "random", single, 0), config, torch.tensor([3, 5, 8]))
+    assert inherited_tokens(str(tmp_path), VOCAB) == [3, 5, 8] and inherited_tokens("target", VOCAB) is None
+    export(tmp_path, start(config, "random", single, 0), config, None)
+    assert inherited_tokens(str(tmp_path), VOCAB) is None, "all of them"
 
 
 def test_a_causal_drafter_may_go_on_from_one_that_is_not_and_stays_causal(single: Target, tmp_path: Path) -> None:
