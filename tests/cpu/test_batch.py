@@ -14,7 +14,7 @@ from draftwood.batch import CHUNK_BESIDE
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.native.build import operators
-from draftwood.policies.base import OPTIMISM, Costs, Prospect
+from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.sampling import Sampling
 from draftwood.target import Target
@@ -225,9 +225,20 @@ def test_leaving_gives_memory_back() -> None:
     assert not batch._rounds._prefixes and not batch.requests  # type: ignore[attr-defined]
 
 
+class Eager(Bastion):
+    """Drafts whether it pays or not."""
+
+    def drafts(self, outlook: Outlook) -> bool:
+        return True
+
+    def choose(self, mass: np.ndarray, costs: Costs) -> int:
+        return min(4, len(mass))
+
+
 @pytest.mark.skipif(operators().library is None, reason=operators().reason)
 def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
     made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3))
+    made.policy = Eager()
     drawn = [step.round for step in made.run([1, 2, 3], 90, Sampling(0.8)) if step.round and step.round.n]
     known = [round.reach is not None for round in drawn]
     assert known == sorted(known, reverse=True) and 10 < sum(known) < len(known)
