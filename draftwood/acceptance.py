@@ -78,10 +78,10 @@ class AcceptanceModel:
 
     @property
     def depth(self) -> int | None:
-        """How deep it is worth to draft: one more than the second longest of recent paths; None if unknown.
+        """How deep it is worth to draft: as the second longest of recent paths; None if unknown.
 
-        Each position takes about a hundredth of a round on a CPU. A path that used all of them doubles the next draft,
-        so a text that becomes predictable is followed at once.
+        Each position takes up to a hundredth of a round on a CPU. A path that used all of them makes the next draft
+        half as long again, so a text that becomes predictable is followed at once.
         """
         return None if len(self._paths) < TRIALS else self._depth
 
@@ -197,7 +197,7 @@ class AcceptanceModel:
         self._own += 1
         whole = self.depth is not None and path >= self.depth
         self._paths.append(path)
-        self._depth = 2 * path if whole else max(1 + sorted(self._paths)[-2:][0], SHALLOWEST)
+        self._depth = (3 * path + 1) // 2 if whole else max(sorted(self._paths)[-2:][0], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
         self._idle = 0

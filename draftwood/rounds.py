@@ -265,10 +265,10 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
 
 def _asks(part: Part, logits: Tensor) -> bool:
     """Whether it helps to know what the draws could have been, and costs little: some passes over rows of logits."""
-    if part.known or not len(part.tree):
+    request, sampler = part.request, part.request.sampler
+    if sampler.sampling.greedy or sampler.shaped or part.known or not len(part.tree):
         return False
-    sampler, learns = part.request.sampler, part.request.policy.calibrated and part.request.acceptance.doubtful
-    return learns and not (sampler.sampling.greedy or sampler.shaped) and compiled.takes(logits)
+    return request.policy.calibrated and request.acceptance.doubtful and compiled.takes(logits)
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

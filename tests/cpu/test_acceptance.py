@@ -407,11 +407,11 @@ def test_the_depth_worth_drafting_follows_how_long_paths_are() -> None:
     for _ in range(TRIALS):
         assert model.depth is None
         model.observe(a_round(chain(8), 5))
-    assert model.depth == 6
-    model.observe(a_round(chain(6), 6))
-    assert model.depth == 12, "all of it was used: there may be much more"
-    model.observe(a_round(chain(9), 9))
-    assert model.depth == 7, "one longer path is luck"
+    assert model.depth == 5
+    model.observe(a_round(chain(5), 5))
+    assert model.depth == 8, "all of it was used: there may be more"
+    model.observe(a_round(chain(8), 7))
+    assert model.depth == 5, "one longer path is luck"
     for _ in range(60):
         model.observe(a_round(chain(3), 0))
     assert model.depth == 4, "a look must be able to show better"
