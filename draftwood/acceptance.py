@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from copy import copy
 from dataclasses import dataclass
+from heapq import nlargest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,7 @@ class AcceptanceModel:
             whole = round.n == round.grown
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
-            self._remember(features, 1 + round.fair, round.accepted)
+            self._remember(features, round)
 
     def turn(self) -> None:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
@@ -188,16 +189,16 @@ class AcceptanceModel:
         model._recent, model._seen, model._idle = copy(self._recent), self._seen, self._idle
         return model
 
-    def _remember(self, features: Array, emitted: float, path: int) -> None:
+    def _remember(self, features: Array, round: Round) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
-        self._recent.add(features, emitted)
+        self._recent.add(features, 1 + round.fair)
         self._seen = RECENT * self._seen + 1
         self._own += 1
-        whole = self.depth is not None and path >= self.depth
-        self._paths.append(path)
-        self._depth = (3 * path + 1) // 2 if whole else max(sorted(self._paths)[-2:][0], SHALLOWEST)
+        whole = self.depth is not None and round.accepted >= self.depth
+        self._paths.append(round.accepted)
+        self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(2, self._paths)[-1], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
         self._idle = 0

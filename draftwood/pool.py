@@ -35,9 +35,9 @@ MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 TRIAL, RECENT = 64, 0.004  # choices before pooling is judged; weight of the newest
 # Probability that pooling must add to the chosen tokens. Trees of 5 nodes get exp(1.4 gain) times as many tokens
-# (docs/log.md), and pooling takes some 4 % of a round: more than this is more tokens per second.
+# (docs/log.md), and pooling takes 3 to 4 % of a round: more than this is more tokens per second.
 WORTH = 0.03
-SELDOM = 4  # drafts of which one is pooled all the same, to be judged: two thirds of what pooling takes is for learning
+SELDOM = 4  # drafts of which one is pooled all the same, to be judged: most of what pooling takes is for learning
 
 
 @dataclass(slots=True)

@@ -29,9 +29,7 @@ class Round:
     padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
     grown: int | None = None  # nodes that it was chosen from; None: not known
-    reach: Floats | None = (
-        None  # [n] the target's own probability of each node's path; None: only what it drew is known
-    )
+    reach: Floats | None = None  # [n] the target's probability of each node's path; None: only its draws are known
 
     @property
     def accepted(self) -> int:

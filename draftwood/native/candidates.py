@@ -42,17 +42,9 @@ def reached(logits: Tensor, tree: Tree, sampling: Sampling) -> Floats:
     first, size = _row(logits, 0)
     tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
     out = np.empty(len(tokens))
-    addresses = [c_void_p(array.ctypes.data) for array in (tokens, parents)]
-    rules = _Rules.of(sampling, logits.shape[1])
-    if operators().functions.reach(
-        first,
-        c_int64(logits.stride(0)),
-        size,
-        byref(rules),
-        *addresses,
-        c_int64(len(tokens)),
-        c_void_p(out.ctypes.data),
-    ):
+    at = [c_void_p(array.ctypes.data) for array in (tokens, parents, out)]
+    step, nodes, rules = c_int64(logits.stride(0)), c_int64(len(tokens)), _Rules.of(sampling, logits.shape[1])
+    if operators().functions.reach(first, step, size, byref(rules), *at[:2], nodes, at[2]):
         raise BadModel(f"A tree of {len(tree)} nodes found no memory for its probabilities.")
     return out[1:].astype(np.float32)
 

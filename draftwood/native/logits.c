@@ -3,7 +3,6 @@
 #include "native.h"
 
 #define CHUNK 64         // logits that are looked at together
-#define NEVER -1e30f     // the score of a candidate that there is none of
 #define STEEPEST 1e30f   // 1 / temperature: the largest logit's share of it must stay a number
 #define VALUES 65536     // numbers in bf16
 #define LOWEST -3e38f    // a logit from which on a token may be drawn: minus infinity may not
@@ -188,11 +187,14 @@ static int prepare(Draw *draw, const bf16 *row, int64_t size, const Rules *rules
     return (rules->top_k < size || rules->top_p < 1.0 || rules->min_p > 0.0) && cut(draw, row, size, rules);
 }
 
-// The weight of all tokens, and of each chunk of them.
+// The weight of all tokens, and of each chunk of them (unless null).
 static double weigh(const Draw *draw, const bf16 *row, int64_t size, double *chunks) {
     double all = 0.0;
-    for (int64_t start = 0; start < size; start += CHUNK)
-        all += *chunks++ = weight_between(draw, row, start, start + CHUNK < size ? start + CHUNK : size);
+    for (int64_t start = 0; start < size; start += CHUNK) {
+        double weight = weight_between(draw, row, start, start + CHUNK < size ? start + CHUNK : size);
+        if (chunks) *chunks++ = weight;
+        all += weight;
+    }
     return all;
 }
 
@@ -211,12 +213,10 @@ static int64_t place_at(const Draw *draw, const bf16 *row, int64_t size, double 
     return place;
 }
 
-static double *room_for(int64_t size) { return malloc((size + CHUNK - 1) / CHUNK * sizeof(double)); }
-
 // The place at this quantile of what the rules make of logits [size]; -1 if memory ran out.
 int64_t draw(const bf16 *row, int64_t size, const Rules *rules, double quantile) {
     Draw draw;
-    double *chunks = room_for(size);
+    double *chunks = malloc((size + CHUNK - 1) / CHUNK * sizeof *chunks);
     int64_t place = !chunks || prepare(&draw, row, size, rules) ? -1 : place_at(&draw, row, size, chunks, quantile);
     free(chunks);
     return place;
@@ -227,18 +227,16 @@ int64_t draw(const bf16 *row, int64_t size, const Rules *rules, double quantile)
 int reach(const bf16 *logits, int64_t stride, int64_t size, const Rules *rules, const int64_t *tokens,
           const int64_t *parents, int64_t nodes, double *out) {
     Draw draw;
-    double *chunks = room_for(size);
-    int failed = !chunks;
+    int failed = 0;
     out[0] = 1.0;
     for (int64_t parent = 0; parent < nodes && !failed; parent++) {
         const bf16 *row = logits + parent * stride;
         double all = 0.0;  // of the row, once a child asks
         for (int64_t i = parent + 1; i < nodes && !failed; i++) {
             if (parents[i] != parent) continue;
-            if (all == 0.0 && !(failed = prepare(&draw, row, size, rules))) all = weigh(&draw, row, size, chunks);
+            if (all == 0.0 && !(failed = prepare(&draw, row, size, rules))) all = weigh(&draw, row, size, 0);
             out[i] = all > 0.0 ? out[parent] * weight_at(&draw, row, tokens[i]) / all : 0.0;  // 0: not a number among them
         }
     }
-    free(chunks);
     return failed;
 }

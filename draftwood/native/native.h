@@ -20,6 +20,7 @@
 #define LINE 64       // bytes of a line of a cache, 32 numbers
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
+#define NEVER -1e30f  // the score of what is not there or not seen
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 

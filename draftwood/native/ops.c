@@ -11,7 +11,6 @@
 #define COLUMNS 2     // vectors of a head that are summed side by side: a line of a cache, or half of one
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
-#define NEVER -1e30f  // the score of a slot that is not seen
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else

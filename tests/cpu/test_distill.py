@@ -116,11 +116,12 @@ def test_free_rows_are_filled_together_and_prompts_of_a_length_read_together() -
     assert all(len(lengths) >= 2 for lengths in read[2:])
 
 
-def test_draws_follow_the_targets_probabilities() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # the second is drawn from by compiled operators
+def test_draws_follow_the_targets_probabilities(dtype: torch.dtype) -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0], dtype=dtype)
     rows = [writing.Row(Job(i, (0,), 0.5, "x"), [0], 1) for i in range(4000)]
     drawn = writing.draw(logits.expand(4000, 4), rows, seed=1)
-    expected = (logits / 0.5).softmax(-1).numpy()
+    expected = (logits.float() / 0.5).softmax(-1).numpy()
     assert np.abs(np.bincount(drawn, minlength=4) / 4000 - expected).max() < 0.03
     assert drawn == writing.draw(logits.expand(4000, 4), rows, seed=1) != writing.draw(logits.expand(4000, 4), rows, 2)
 
