@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 
 from draftwood.accept import Likelihood, Verdict
 from draftwood.acceptance import TOGETHER
+from draftwood.choosing import Chooser, Load, mean_context
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
-from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
+from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
 from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
 from draftwood.trace import Round
-from draftwood.tree import Floats, Tree, chain_tree, root_only
+from draftwood.tree import Tree, chain_tree
 
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
-
-MOST_TOGETHER = 1024  # nodes of all requests in one round
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
 Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # who chooses trees
@@ -84,12 +83,11 @@ class Batch:
         policies that need convex costs, and `keep` gets the prefix of every request that leaves. Where processes share
         the target, `decide` lets one of them choose the trees and tells the others."""
         self.requests: list[Request] = []
-        self._rounds, self._has_drafter = rounds, drafts
-        self._latency_of, self._offline, self._keep, self._decide = latency_of, offline, keep, decide
+        self._rounds, self._latency_of, self._keep, self._decide = rounds, latency_of, keep, decide
+        self._chooser = Chooser(rounds, drafts, latency_of, offline)
         self._begun: _Begun | None = None
         self._timed: list[_Timed] = []
         self._learning_s = 0.0  # of one of the rounds that were learned from last
-        self._idle = 0  # rounds since all requests were drafted for
         self._drafted = False  # in the latest round
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
@@ -124,14 +122,14 @@ class Batch:
     def _begin(self) -> _Begun:
         start, clock = time.perf_counter(), Clock()
         chunks, writing = self._chunks(), [request for request in self.requests if not request.reads]
-        beside, read = max(len(writing) - 1, 0), sum(chunk.size for chunk in chunks)
+        load = Load(writing, len(self.requests), sum(chunk.size for chunk in chunks))
         with clock("choose"):
-            costs = self._costs(writing, beside, read)
-            drafts = self._drafts(writing, costs)
+            costs = self._chooser.costs(load)
+            drafts = self._chooser.drafts(load, costs)
             first, self._drafted = not self._drafted, any(drafts)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
-            trees = self._decide(lambda: self._choose(writing, proposed, costs, beside, read))
+            trees = self._decide(lambda: self._chooser.choose(load, proposed, costs))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
         return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], first)
@@ -146,81 +144,6 @@ class Batch:
                 chunks.append(Part(request, chain_tree(chunk), known=True))
                 room -= len(chunk)
         return chunks
-
-    def _costs(self, writing: Sequence[Request], beside: int, read: int) -> dict[Policy, Costs]:
-        """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
-        context = mean_context(writing)
-        policies = {request.policy for request in writing}
-        return {policy: self._price(policy, policy.n_max, context, len(writing), beside, read) for policy in policies}
-
-    def _price(self, policy: Policy, n_max: int, context: int, requests: int, beside: int, read: int) -> Costs:
-        # Those that read take part: the model of as many writers alone hardly ever learns in a batch that stays full.
-        widths, latency = self._rounds.widths, self._latency_of(len(self.requests))
-        if policy.convex and self._offline:
-            return self._offline.costs(n_max + beside + read, context).beside(beside, requests, read)
-        if widths is None:
-            return latency.costs(n_max + beside + read, context).beside(beside, requests, read)
-        costs = latency.costs(widths[-1] - 1, context)
-        return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
-
-    def _drafts(self, writing: Sequence[Request], costs: Mapping[Policy, Costs]) -> list[bool]:
-        """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
-        able = [self._has_drafter and request.remaining > 1 for request in writing]
-        drafts, groups, context = list(able), self._groups(writing), mean_context(writing)
-        for i, request in enumerate(writing):
-            if able[i] and not any(i in members for members in groups.values()):
-                drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
-        for policy, members in groups.items():
-            members = [i for i in members if able[i]]
-            prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
-            seconds = [self._draft_s(k, context) for k in range(1 + len(members))]
-            price = costs[writing[members[0]].policy] if members else None
-            chosen = policy.together(prospects, self._idle, price, seconds) if price else []
-            for i, asks in zip(members, chosen, strict=True):
-                drafts[i] = asks
-        self._idle = 0 if drafts == able else self._idle + 1
-        return drafts
-
-    def _groups(self, writing: Sequence[Request]) -> dict[Joint, list[int]]:
-        """Places of requests that compete under one policy. A lone request does not."""
-        groups: dict[Joint, list[int]] = {}
-        for i, request in enumerate(writing if len(writing) > 1 else ()):
-            if isinstance(request.policy, Joint):
-                groups.setdefault(request.policy, []).append(i)
-        return groups
-
-    def _draft_s(self, requests: int, context: int) -> float:
-        """Seconds that drafting for so many requests takes."""
-        return self._latency_of(requests).costs(0, context).draft_s if requests else 0.0
-
-    def _choose(
-        self,
-        writing: Sequence[Request],
-        proposed: Sequence[Proposal | None],
-        costs: Mapping[Policy, Costs],
-        beside: int,
-        read: int,
-    ) -> list[Tree]:
-        """What to verify of each request's tree: for all together where the policy can, else one by one."""
-        trees = [
-            proposal.tree if proposal else root_only(request.root)
-            for request, proposal in zip(writing, proposed, strict=True)
-        ]
-        if not any(proposed):
-            return trees
-        groups, context, drafted = self._groups(writing), mean_context(writing), sum(map(bool, proposed))
-        masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
-        sizes = [
-            0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
-            for request, mass in zip(writing, masses, strict=True)
-        ]
-        for policy, members in groups.items():
-            nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
-            price = self._price(writing[members[0]].policy, nodes, context, len(writing), beside + sum(sizes), read)
-            price = replace(price, draft_s=self._draft_s(drafted, context))
-            for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
-                sizes[i] = n
-        return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
 
     # --- accept, commit, observe -------------------------------------------------------------------------
     def _end(self, begun: _Begun) -> dict[Request, Step]:
@@ -250,7 +173,7 @@ class Batch:
         context, padding = mean_context(writing), width - 1 - nodes
         predicted = self._latency_of(len(self.requests)).predict(nodes, context, drafted > 0, padding)
         if drafted:
-            predicted = {**predicted, "draft": self._draft_s(drafted, context)}
+            predicted = {**predicted, "draft": self._chooser.draft_s(drafted, context)}
         records = [
             None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)
             for part, verdict, proposal in zip(parts, verdicts, begun.proposals, strict=True)
@@ -303,12 +226,6 @@ class Batch:
         return step
 
 
-def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
-    """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others pay."""
-    mass, model = tree.mass[1:], request.acceptance if alone else request.own
-    return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass
-
-
 def _record(
     part: Part,
     verdict: Verdict,
@@ -332,11 +249,6 @@ def _record(
         grown=len(proposal.tree) if proposal else None,
         reach=verdict.reach,
     )
-
-
-def mean_context(requests: Sequence[Request]) -> int:
-    """Tokens in the cache of a request, on average."""
-    return sum(request.filled for request in requests) // max(len(requests), 1)
 
 
 def _cut(step: Step, remaining: int, stop_ids: frozenset[int]) -> Step:

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from draftwood.accept import Verdict
 from draftwood.acceptance import AcceptanceModel
-from draftwood.batch import Batch, mean_context
+from draftwood.batch import Batch
 from draftwood.bench.report import new_table, number, percent
+from draftwood.choosing import mean_context
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled
 from draftwood.latency import LatencyModel, Work

@@ -1,0 +1,132 @@
+"""Who is drafted for in a round, and how much of each tree is verified: policies, asked with this round's prices.
+
+A lone request is asked about alone. In a batch, requests whose policy can decide for several at once (`Joint`) are
+its business together, beside the trees of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from draftwood.latency import LatencyModel
+from draftwood.offline_profile import ConvexCosts
+from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
+from draftwood.request import Request
+from draftwood.rounds import Proposal, Rounds
+from draftwood.tree import Floats, Tree, root_only
+
+MOST_TOGETHER = 1024  # nodes of all requests in one round
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What shares the forward of a round."""
+
+    writing: Sequence[Request]  # those that write: each has a root, and perhaps a tree
+    requests: int  # all of them, those that read their prompts included
+    read: int  # tokens of prompts
+
+    @property
+    def beside(self) -> int:
+        """Roots beside that of any one request."""
+        return max(len(self.writing) - 1, 0)
+
+    @property
+    def context(self) -> int:
+        return mean_context(self.writing)
+
+    @property
+    def groups(self) -> dict[Joint, list[int]]:
+        """Places of requests that compete under one policy. A lone request does not."""
+        groups: dict[Joint, list[int]] = {}
+        for i, request in enumerate(self.writing if len(self.writing) > 1 else ()):
+            if isinstance(request.policy, Joint):
+                groups.setdefault(request.policy, []).append(i)
+        return groups
+
+
+class Chooser:
+    """Asks the policies of one batch."""
+
+    def __init__(
+        self, rounds: Rounds, drafts: bool, latency_of: Callable[[int], LatencyModel], offline: ConvexCosts | None
+    ) -> None:
+        """As for `Batch`."""
+        self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
+        self._idle = 0  # rounds since all requests were drafted for
+
+    def costs(self, load: Load) -> dict[Policy, Costs]:
+        """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
+        policies = {request.policy for request in load.writing}
+        return {policy: self._price(policy, policy.n_max, load, load.beside) for policy in policies}
+
+    def _price(self, policy: Policy, n_max: int, load: Load, beside: int) -> Costs:
+        # Those that read take part: the model of as many writers alone hardly ever learns in a batch that stays full.
+        widths, latency, requests = self._rounds.widths, self._latency_of(load.requests), len(load.writing)
+        if policy.convex and self._offline:
+            prices = self._offline.costs(n_max + beside + load.read, load.context)
+            return prices.beside(beside, requests, load.read)
+        if widths is None:
+            prices = latency.costs(n_max + beside + load.read, load.context)
+            return prices.beside(beside, requests, load.read)
+        costs = latency.costs(widths[-1] - 1, load.context)
+        return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
+
+    def drafts(self, load: Load, costs: Mapping[Policy, Costs]) -> list[bool]:
+        """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
+        writing, groups = load.writing, load.groups
+        able = [self._has_drafter and request.remaining > 1 for request in writing]
+        drafts = list(able)
+        for i, request in enumerate(writing):
+            if able[i] and not any(i in members for members in groups.values()):
+                drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
+        for policy, members in groups.items():
+            members = [i for i in members if able[i]]
+            prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
+            seconds = [self.draft_s(k, load.context) for k in range(1 + len(members))]
+            price = costs[writing[members[0]].policy] if members else None
+            chosen = policy.together(prospects, self._idle, price, seconds) if price else []
+            for i, asks in zip(members, chosen, strict=True):
+                drafts[i] = asks
+        self._idle = 0 if drafts == able else self._idle + 1
+        return drafts
+
+    def draft_s(self, requests: int, context: int) -> float:
+        """Seconds that drafting for so many requests takes."""
+        return self._latency_of(requests).costs(0, context).draft_s if requests else 0.0
+
+    def choose(self, load: Load, proposed: Sequence[Proposal | None], costs: Mapping[Policy, Costs]) -> list[Tree]:
+        """What to verify of each request's tree: for all together where the policy can, else one by one."""
+        writing = load.writing
+        trees = [
+            proposal.tree if proposal else root_only(request.root)
+            for request, proposal in zip(writing, proposed, strict=True)
+        ]
+        if not any(proposed):
+            return trees
+        groups = load.groups
+        masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
+        sizes = [
+            0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
+            for request, mass in zip(writing, masses, strict=True)
+        ]
+        drafted = sum(map(bool, proposed))
+        for policy, members in groups.items():
+            nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
+            price = self._price(writing[members[0]].policy, nodes, load, load.beside + sum(sizes))
+            price = replace(price, draft_s=self.draft_s(drafted, load.context))
+            for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
+                sizes[i] = n
+        return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
+
+
+def mean_context(requests: Sequence[Request]) -> int:
+    """Tokens in the cache of a request, on average."""
+    return sum(request.filled for request in requests) // max(len(requests), 1)
+
+
+def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
+    """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others pay."""
+    mass, model = tree.mass[1:], request.acceptance if alone else request.own
+    return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass
