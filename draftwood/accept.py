@@ -34,6 +34,7 @@ class Verdict:
     bonus: int
     likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if asked for
     reach: Floats | None = None  # [N] the target's probability of each node's path, if asked for
+    confidence: float | None = None  # see `Round.confidence`, if asked for
 
     @property
     def tokens(self) -> list[int]:

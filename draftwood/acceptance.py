@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.ledger import Ledger
-from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
+from draftwood.policies.base import Costs, Outlook, Prospect
+from draftwood.predictability import Predictability
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
 
@@ -39,7 +40,8 @@ STEADY = 8  # the outlook is formed anew when the rounds behind it grew by one i
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 FEW = 24.0  # recent drafted rounds, in the outlook, that are few
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
-BETWEEN = 0.25  # tokens of a drafted round by which texts are thought to differ
+BETWEEN = 0.15  # tokens of a drafted round by which texts are thought to differ that are as predictable
+HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -56,11 +58,13 @@ class AcceptanceModel:
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
         self._faintest: deque[float] = deque(maxlen=SHAPED)  # mass below which none of them verified a node
         self._ledger = Ledger()
+        self._text = Predictability()
         self._seen = 0.0  # drafted rounds, the latest counting most; pauses do not count as forgetting
         self._texts = 0  # of requests alone, this one included
         self._own = 0  # drafted rounds of this text
         self._idle = 0
-        self._prospect: Prospect | None = None
+        self._prospect: Prospect | None = None  # at the usual confidence
+        self._usual = float("nan")  # the target's confidence where it was drafted
         self._unjudged = 0  # rounds since it was formed that may have changed it
 
     @property
@@ -127,6 +131,7 @@ class AcceptanceModel:
             self._ledger.enter(round, plain_s)
         if not round.drafted:
             self._idle += 1
+            self._text.see(round.confidence)
             return
         self._unjudged += 1 + self._idle
         features = _features(round.mass, round.depths)
@@ -138,21 +143,28 @@ class AcceptanceModel:
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
             self._remember(features, round)
+        self._text.see(round.confidence)
 
     def turn(self) -> None:
         """To another text: earlier ones say less about it than its own rounds will, so there is hope anew."""
         self._ledger.turn()
+        self._text.turn()
         self._texts, self._own, self._prospect = self._texts + 1, 0, None
         if (weight := self._recent.weight) > CARRIED:
             self._recent.fade(CARRIED / weight)
             self._seen = min(self._seen, CARRIED)
 
     def prospect(self) -> Prospect | None:
-        """A drafted round like the recent ones; None before there were enough of them."""
+        """A drafted round like the recent ones, in a text as predictable as this one is now; None before there were
+        enough of them."""
         due = self._prospect is None or self._unjudged * STEADY >= self._recent.weight
         if due and len(self._recent) >= TRIALS:
-            self._prospect, self._unjudged = self._judged(), 0
-        return self._prospect
+            self._prospect, self._usual, self._unjudged = self._judged(), self._recent.confidence, 0
+        usual, factor = self._prospect, self._text.factor(self._usual)
+        if usual is None or factor == 1:
+            return usual
+        # That a text is predictable makes drafting worth more, and what is known of it not less certain.
+        return replace(usual, tokens=1 + factor * (usual.tokens - 1), doubt=min(factor, 1.0) * usual.doubt)
 
     def _judged(self) -> Prospect:
         # What came out alone is mostly luck where it is little. What is known now of recent trees is steadier, but slow
@@ -177,7 +189,7 @@ class AcceptanceModel:
             return Outlook(float("nan"), self._idle)
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
-        hope = OPTIMISM * prospect.doubt * self._ledger.affords
+        hope = HOPE * prospect.doubt * self._ledger.affords
         worth = float(costs.plain_s / seconds)  # of a token
         return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth)
 
@@ -193,7 +205,7 @@ class AcceptanceModel:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
-        self._recent.add(features, 1 + round.fair)
+        self._recent.add(features, 1 + round.fair, self._text.now(self._recent.confidence))
         self._seen = RECENT * self._seen + 1
         self._own += 1
         whole = self.depth is not None and round.accepted >= self.depth
@@ -227,6 +239,7 @@ class _Recent:
         self.features: Array = np.empty((0, 3))  # of the nodes of all rounds, one round's behind the other's
         self.sizes: Ints = np.empty(0, np.int64)  # nodes of each
         self.emitted: Array = np.empty(0)  # tokens that each gave, the bonus token included
+        self.confidences: Array = np.empty(0)  # the target's before each; NaN if unknown
         self.shares: Array = np.empty(0)  # what each weighs in the outlook
 
     def __len__(self) -> int:
@@ -236,15 +249,23 @@ class _Recent:
     def weight(self) -> float:
         return float(self.shares.sum())
 
+    @property
+    def confidence(self) -> float:
+        """The target's, on average; NaN if unknown."""
+        weights = np.where(np.isnan(self.confidences), 0.0, self.shares)
+        all_ = float(weights.sum())
+        return float(weights @ np.nan_to_num(self.confidences)) / all_ if all_ else float("nan")
+
     def fade(self, factor: float) -> None:
         self.shares = self.shares * factor
 
-    def add(self, features: Array, emitted: float) -> None:
+    def add(self, features: Array, emitted: float, confidence: float) -> None:
         """A round of full weight; the oldest one goes if there are too many."""
         oldest, kept = int(self.sizes[0]) if len(self) == KEPT else 0, slice(1 - KEPT, None)
         self.features = np.concatenate([self.features[oldest:], features])
         self.sizes = np.append(self.sizes[kept], len(features))
         self.emitted, self.shares = np.append(self.emitted[kept], emitted), np.append(self.shares[kept], 1.0)
+        self.confidences = np.append(self.confidences[kept], confidence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

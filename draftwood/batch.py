@@ -248,6 +248,7 @@ def _record(
         draft=proposal.draft if proposal else None,
         grown=len(proposal.tree) if proposal else None,
         reach=verdict.reach,
+        confidence=verdict.confidence,
     )
 
 

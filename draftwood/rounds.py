@@ -258,6 +258,8 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
     verdict = Verdict([], [], draw(len(logits) - 1, [])) if part.known else accept(part.tree, draw)
     if _asks(part, logits):
         verdict = replace(verdict, reach=compiled.reached(logits, part.tree, part.request.sampler.sampling))
+    if _heeds(part):
+        verdict = replace(verdict, confidence=confidence(logits, [0, *verdict.path]))
     if top is None:
         return verdict
     return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
@@ -271,6 +273,12 @@ def _asks(part: Part, logits: Tensor) -> bool:
     return request.policy.calibrated and request.acceptance.doubtful and compiled.takes(logits)
 
 
+def _heeds(part: Part) -> bool:
+    """Whether to look how sure the target is: a pass over a row, so of plain rounds at every second token."""
+    request = part.request
+    return request.policy.calibrated and not part.known and (len(part.tree) > 0 or len(request.sampler.tokens) % 2 == 0)
+
+
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
     """What the target draws at a node that is visited: few are, of a wide tree."""
     if sampler.shaped or not compiled.takes(logits):
@@ -278,6 +286,13 @@ def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
     if sampler.plain:
         return lambda node, path: compiled.choice(logits, node)
     return lambda node, path: compiled.drawn(logits, node, sampler.sampling, sampler.quantile(path))
+
+
+def confidence(logits: Tensor, rows: Sequence[int]) -> float:
+    """The probability of the likeliest token, on average of some rows of `logits` [N, V]."""
+    if compiled.takes(logits):
+        return sum(compiled.confidence(logits, row) for row in rows) / len(rows)
+    return float(torch.softmax(logits[rows].float(), -1).amax(-1).mean())
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:

@@ -30,6 +30,7 @@ class Round:
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
     grown: int | None = None  # nodes that it was chosen from; None: not known
     reach: Floats | None = None  # [n] the target's probability of each node's path; None: only its draws are known
+    confidence: float | None = None  # the target's probability of its likeliest token, on average of visited nodes
 
     @property
     def accepted(self) -> int:

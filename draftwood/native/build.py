@@ -54,6 +54,7 @@ class Built:
         loaded = ctypes.CDLL(str(self.library))
         for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project", "reach"):
             getattr(loaded, name).restype = ctypes.c_int
+        loaded.confidence.restype = ctypes.c_float
         loaded.choice.restype = loaded.draw.restype = loaded.grow.restype = ctypes.c_int64
         return loaded
 

@@ -26,6 +26,13 @@ def choice(logits: Tensor, row: int) -> int:
     return place
 
 
+def confidence(logits: Tensor, row: int) -> float:
+    """The probability of the likeliest token of a row."""
+    logits = _in_line(logits)
+    share: float = operators().functions.confidence(*_row(logits, row))
+    return share
+
+
 def drawn(logits: Tensor, row: int, sampling: Sampling, quantile: float) -> int:
     """The place at this quantile, from 0 to 1, of what temperature (above 0), top-k, top-p and min-p make of a row."""
     logits = _in_line(logits)

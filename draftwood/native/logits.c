@@ -45,6 +45,12 @@ static float log_sum(const bf16 *row, int64_t size, float most) {
     return most + logf(rest);
 }
 
+// The largest probability of a row; not a number where one of them is none.
+float confidence(const bf16 *row, int64_t size) {
+    float most = up(row[choice(row, size)]);
+    return expf(most - log_sum(row, size, most));
+}
+
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
 // normalised over the row. Both out are [rows, k].
 void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, int64_t size, int64_t k, int threads) {

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from draftwood.acceptance import (
     BETWEEN,
     CARRIED,
+    HOPE,
     LEAST_GROWN,
     TOGETHER,
     TRIAL_NODES,
@@ -25,6 +26,7 @@ from draftwood.grow import grow
 from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.policies.bastion import Bastion
+from draftwood.predictability import MOST, POWER, Predictability
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
 
@@ -215,7 +217,7 @@ def test_idle_rounds_are_counted_and_one_look_after_a_long_pause_counts_much() -
     assert prospect is not None and prospect.tokens == pytest.approx(1.5, rel=1e-5)
     outlook, seconds = model.outlook(COSTS), 0.2 + 0.05 + 1 + 0.02 * 2
     assert outlook.gain * seconds == pytest.approx(1.5, rel=1e-5)
-    assert outlook.hope * seconds == pytest.approx(OPTIMISM * prospect.doubt)
+    assert outlook.hope * seconds == pytest.approx(HOPE * prospect.doubt)
 
 
 def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected() -> None:
@@ -231,7 +233,7 @@ def test_doubt_is_small_where_rounds_are_alike_and_never_moves_what_is_expected(
         seconds = COSTS.draft_s + COSTS.aux_s[0] + COSTS.verify_s[round(prospect.nodes)]
         outlook = model.outlook(COSTS)
         assert outlook.gain * seconds == pytest.approx(prospect.tokens)
-        assert outlook.hope * seconds == pytest.approx(OPTIMISM * prospect.doubt)
+        assert outlook.hope * seconds == pytest.approx(HOPE * prospect.doubt)
     assert 0 < doubts[0] < 0.1 and 0.2 < doubts[1] < 0.5
 
 
@@ -473,3 +475,50 @@ def test_rounds_of_the_chosen_few_teach_what_nodes_are_worth_and_nothing_about_o
     after = model.prospect()
     assert before is not None and after is not None and after.nodes == pytest.approx(before.nodes)
     assert not np.allclose(model.weights, weights)
+
+
+# --- how predictable a text is ----
+
+
+def behind(confidence: float | None, rounds: int = 60) -> float:
+    """Tokens to expect of a draft where the target was so sure in plain rounds, after texts where it was 0.5 sure."""
+    model = AcceptanceModel()
+    model.turn()
+    for _ in range(40):
+        model.observe(replace(a_round(sure(4, 0.25), accepted=1), confidence=0.5))
+    model.turn()
+    for _ in range(rounds):
+        model.observe(replace(a_round(sure(0, 0.0), drafted=False), confidence=confidence))
+    prospect = model.prospect()
+    assert prospect is not None
+    return prospect.tokens
+
+
+def test_a_text_that_is_not_drafted_for_says_when_it_is_worth_a_look() -> None:
+    usual = behind(None) - 1
+    assert behind(0.5) - 1 == pytest.approx(usual)
+    assert usual * 1.1**POWER < behind(0.6) - 1 < usual * 1.2**POWER
+    assert usual * 0.8**POWER < behind(0.4) - 1 < usual * 0.9**POWER
+    assert behind(0.6, rounds=2) < behind(0.6, rounds=8) < behind(0.6), "a few tokens say little"
+    assert behind(1.0) - 1 <= usual * MOST**POWER + 1e-6
+
+
+def test_a_sure_target_does_not_make_a_drafter_better_that_never_hits() -> None:
+    model = AcceptanceModel()
+    for i in range(200):
+        model.observe(replace(a_round(sure(1, 0.01) if i < 40 else sure(0, 0.0), drafted=i < 40), confidence=i / 200))
+    assert model.outlook(COSTS).gain < 0.9
+
+
+@given(st.lists(st.floats(0.01, 1.0), max_size=40), st.floats(0.01, 1.0))
+def test_what_is_usual_changes_nothing_and_more_is_never_worse(seen: list[float], usual: float) -> None:
+    even, text, surer = Predictability(), Predictability(), Predictability()
+    for confidence in seen:
+        even.see(usual)
+        text.see(confidence)
+        surer.see(min(1.0, 1.1 * confidence))
+    assert even.factor(usual) == pytest.approx(1.0)
+    assert MOST**-POWER <= text.factor(usual) <= surer.factor(usual) <= MOST**POWER
+    assert text.factor(float("nan")) == 1.0
+    text.turn()
+    assert text.factor(usual) == 1.0

@@ -11,6 +11,7 @@ import torch
 
 from draftwood import registry
 from draftwood.batch import CHUNK_BESIDE
+from draftwood.cache import KVCache
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.native.build import operators
@@ -19,6 +20,7 @@ from draftwood.policies.bastion import Bastion
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
+from draftwood.tree import chain_tree
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
 
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
@@ -235,6 +237,13 @@ class Eager(Bastion):
         return min(4, len(mass))
 
 
+class Resting(Bastion):
+    """Never drafts."""
+
+    def drafts(self, outlook: Outlook) -> bool:
+        return False
+
+
 @pytest.mark.skipif(operators().library is None, reason=operators().reason)
 def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
     made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3))
@@ -244,3 +253,31 @@ def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
     assert known == sorted(known, reverse=True) and 10 < sum(known) < len(known)
     assert all(len(round.reach) == round.n and 0 <= round.fair <= round.n for round in drawn[: sum(known)])
     assert all(step.round is None or step.round.reach is None for step in made.run([1, 2, 3], 20, Sampling()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_rounds_know_how_sure_the_target_was_of_what_it_visited(dtype: torch.dtype) -> None:
+    target, prompt = tiny_target(dtype=dtype), [1, 2, 3]
+    made = engine(target, Noisy("noisy", max_depth=3))
+    made.policy = Eager()
+    steps = list(made.run(prompt, 40, Sampling(0.8)))
+    text = [*prompt, *(token for step in steps for token in step.tokens)]
+    cache = KVCache(target.num_layers, [target.new_row(len(text))])
+    sure = (
+        target.verify(target.plan([chain_tree(text)], cache, [0], [False]), cache).logits.double().softmax(-1).amax(-1)
+    )
+    for step in steps:
+        if step.round is not None:
+            visited = sure[step.round.context :][: len(step.round.path) + 1]
+            assert step.round.confidence == pytest.approx(
+                float(visited.mean()), rel=0.03 if dtype.itemsize == 2 else 1e-5
+            )
+
+
+def test_plain_decoding_does_not_look_and_where_nothing_is_drafted_every_second_token_is_enough() -> None:
+    plain = [step.round for step in engine(tiny_target(), None, "autoregressive").run([1, 2, 3], 20) if step.round]
+    assert all(round.confidence is None for round in plain)
+    made = engine(tiny_target(), Noisy("noisy", max_depth=3))
+    made.policy = Resting()
+    rests = [step.round for step in made.run([1, 2, 3], 21) if step.round]
+    assert sum(round.confidence is not None for round in rests) == 10 and not any(round.drafted for round in rests)

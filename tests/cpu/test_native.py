@@ -16,7 +16,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, drawn, reached, takes
+from draftwood.native.candidates import choice, confidence, drawn, reached, takes
 from draftwood.native.forward import Native
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
@@ -294,6 +294,18 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
             assert drawn(found, row, sampling, quantile) == invert(scores, quantile)
     apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
     assert drawn(apart, 3, sampling, 0.4) == drawn(found, 3, sampling, 0.4)
+
+
+@compiled
+@pytest.mark.parametrize("size", [1, 5, 64, 1000, 49152])
+def test_confidence_is_the_largest_probability(size: int) -> None:
+    logits = (torch.randn(4, size, generator=torch.Generator().manual_seed(5)) * 4).bfloat16()
+    logits[2, 1:] = -torch.inf
+    truth = logits.double().softmax(-1).amax(-1).tolist()
+    apart = torch.stack([logits, logits], -1).flatten(1)[:, ::2]
+    for row in range(4):
+        assert confidence(logits, row) == pytest.approx(truth[row], rel=1e-5)
+        assert confidence(apart, row) == confidence(logits, row)
 
 
 @compiled
