@@ -253,8 +253,8 @@ class _Recent:
     def confidence(self) -> float:
         """The target's, on average; NaN if unknown."""
         weights = np.where(np.isnan(self.confidences), 0.0, self.shares)
-        all_ = float(weights.sum())
-        return float(weights @ np.nan_to_num(self.confidences)) / all_ if all_ else float("nan")
+        total = float(weights.sum())
+        return float(weights @ np.nan_to_num(self.confidences)) / total if total else float("nan")
 
     def fade(self, factor: float) -> None:
         self.shares = self.shares * factor

@@ -51,15 +51,19 @@ class Script:
     answer: Answer
     drafts: Mapping[int, Lattice | Tree]
     places: Sequence[int]  # the contexts that have one, ascending
+    confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds told it
 
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
         drafts: dict[int, Lattice | Tree] = {}
+        confidences: dict[int, float] = {}
         for source in (*others, answer):
             end = source.prompt_tokens + shared(source.tokens, answer.tokens)
-            drafts |= {r.context: r.draft for r in source.rounds if r.draft is not None and r.context < end}
-        return cls(answer, drafts, sorted(drafts))
+            within = [r for r in source.rounds if r.context < end]
+            drafts |= {r.context: r.draft for r in within if r.draft is not None}
+            confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
+        return cls(answer, drafts, sorted(drafts), confidences)
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
@@ -129,7 +133,8 @@ def _round(
         seconds = {"verify": costs.plain_s}
     path = matched(tree, script.answer.continuation(context))
     opinions = tree.mass[1:], tree.depths[1:]
-    record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft)
+    sure = script.confidences.get(context)
+    record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, confidence=sure)
     return record, tree
 
 

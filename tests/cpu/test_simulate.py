@@ -117,6 +117,15 @@ def test_drafts_of_other_answers_count_as_far_as_these_say_the_same() -> None:
     assert Script.of(one, [other]).places == [2, 3], "context 4 holds the token in which they differ"
 
 
+def test_how_sure_the_target_was_is_replayed_where_any_round_told_it(target: Target, truth: list[int]) -> None:
+    record, told = an_answer(target, truth, "record"), an_answer(target, truth, "bastion")
+    known = {r.context: r.confidence for r in told.rounds if r.confidence is not None}
+    script = Script.of(record, [told])
+    assert len(known) > 5 and script.confidences == known
+    played = replay(policy("ddtree:1"), [script], Flat())
+    assert all(r.confidence == known.get(r.context) for r in played.rounds) and len(played.rounds) > 5
+
+
 def a_draft(context: int):
     from draftwood.recording import round_from_json
 
