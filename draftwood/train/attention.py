@@ -1,23 +1,22 @@
 """Attention of training blocks: each sees its context features before the anchor, and itself.
 
 All blocks of several texts go through one forward. Tokens of a block are queries; keys are the features of its
-own text and the tokens of its own block, nothing else. On a CPU the two kinds of keys are two small products
-under one softmax; on a GPU flex attention skips what no block sees.
+own text and the tokens of its own block, nothing else. The two kinds of keys are two products under one softmax: on
+a CPU text by text, on a GPU of all texts side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.decoder import Sight
 from draftwood.train.blocks import Blocks
+from draftwood.train.padded import Padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,44 +48,37 @@ AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def blocks_attention(layout: Layout, sight: Sight) -> AttendBlocks:
     """The fastest way here; what depends on places alone is computed now, for all layers of this sight."""
-    make = flex if layout.anchors.device.type == "cuda" else two_products
+    make = side_by_side if layout.anchors.device.type == "cuda" else text_by_text
     return make(layout, sight)
 
 
-def two_products(layout: Layout, sight: Sight) -> AttendBlocks:
-    """Text by text: scores against the context and, block by block, against the block; one softmax over both."""
+def text_by_text(layout: Layout, sight: Sight) -> AttendBlocks:
+    """What a text's blocks have in memory suits a CPU's caches."""
     place = torch.arange(layout.size, device=layout.anchors.device)
-    within = _allowed(place[:, None], place, sight)
-    ends = np.cumsum(layout.counts)
+    within = _additive(_allowed(place[:, None], place, sight))
     contexts = []
-    for length, count, end in zip(layout.lengths, layout.counts, ends, strict=True):
-        at = (layout.anchors[end - count : end, None] + place).flatten()[:, None]
-        key = torch.arange(length, device=at.device)
-        before = key < layout.anchors[end - count : end].repeat_interleave(layout.size)[:, None]
-        contexts.append(_additive(before & _allowed(at, key, sight)))
-    return partial(_two_products, layout, contexts, _additive(within))
+    for length, anchors in zip(layout.lengths, layout.anchors.split(layout.counts), strict=True):
+        contexts.append(_context(anchors[None], length, place, sight))
+    return partial(_text_by_text, layout, contexts, within)
 
 
-def flex(layout: Layout, sight: Sight) -> AttendBlocks:
-    """PyTorch's flex attention over one axis of all texts: keys are all features, then all block tokens."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
+def side_by_side(layout: Layout, sight: Sight) -> AttendBlocks:
+    """A handful of launches whatever the number of texts, which are padded to the longest."""
     device = layout.anchors.device
-    texts = torch.arange(len(layout.counts), device=device)
-    anchors = layout.anchors.repeat_interleave(layout.size)
-    position, block = layout.block_positions(), torch.arange(len(anchors), device=device) // layout.size
-    text = texts.repeat_interleave(torch.tensor(layout.counts, device=device)).repeat_interleave(layout.size)
-    of_key = texts.repeat_interleave(torch.tensor(layout.lengths, device=device))
-    key_text = torch.cat([of_key, text])
-    key_block = torch.cat([torch.full_like(of_key, -1), block])
-    key_position = torch.cat([layout.context_positions(), position])
+    blocks, features = Padded.of(layout.counts, device), Padded.of(layout.lengths, device)
+    place = torch.arange(layout.size, device=device)
+    context = _context(blocks.spread(layout.anchors), features.places.shape[1], place, sight)
+    return partial(_side_by_side, blocks, features, context, _additive(_allowed(place[:, None], place, sight)))
 
-    def seen(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        context = (key_block[k] < 0) & (key_text[k] == text[q]) & (key_position[k] < anchors[q])
-        return (context | (key_block[k] == block[q])) & _allowed(position[q], key_position[k], sight)
 
-    mask = create_block_mask(seen, None, None, len(position), len(key_position), device=str(device))
-    return partial(_flex, mask)
+def _context(anchors: Tensor, length: int, place: Tensor, sight: Sight) -> Tensor:
+    """`[N, 1, 1, A * B, length]`, additive: the features that each token of `anchors` `[N, A]` sees.
+
+    No anchor is behind the end of its own text, so nothing that is padded is seen."""
+    at = (anchors[..., None] + place).flatten(1)[..., None]
+    key = torch.arange(length, device=place.device)
+    before = key < anchors.repeat_interleave(len(place), 1)[..., None]
+    return _additive(before & _allowed(at, key, sight))[:, None, None]
 
 
 def _allowed(query: Tensor, key: Tensor, sight: Sight) -> Tensor:
@@ -102,52 +94,47 @@ def _additive(allowed: Tensor) -> Tensor:
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
-def _two_products(
+def _text_by_text(
     layout: Layout, contexts: list[Tensor], within: Tensor, q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     tokens = [count * layout.size for count in layout.counts]
-    per_text = zip(
-        q.split(tokens),
-        ck.split(layout.lengths),
-        cv.split(layout.lengths),
-        k.split(tokens),
-        v.split(tokens),
-        contexts,
-        strict=True,
+    split = (q.split(tokens), ck.split(layout.lengths), cv.split(layout.lengths), k.split(tokens), v.split(tokens))
+    return torch.cat(
+        [
+            _attend(q[None], ck[None], cv[None], k[None], v[None], context, within)[0]
+            for q, ck, cv, k, v, context in zip(*split, contexts, strict=True)
+        ]
     )
-    return torch.cat([_one_text(q, ck, cv, k, v, context, within) for q, ck, cv, k, v, context in per_text])
 
 
-def _one_text(q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor, context: Tensor, within: Tensor) -> Tensor:
-    """A blocks of B tokens over T features: `[A * B, H * D]`. G key heads, R = H / G query heads of each."""
-    size, length = len(within), len(ck)
-    q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3) * q.shape[-1] ** -0.5  # [G, R, A * B, D]
-    far = q.flatten(1, 2) @ ck.permute(1, 2, 0)  # [G, R * A * B, T]
-    near = _by_block(q, size) @ k.unflatten(0, (-1, size)).permute(2, 0, 3, 1)  # [G, A, R * B, B]
-    near = near.unflatten(2, (-1, size)).transpose(1, 2) + within  # [G, R, A, B, B]
-    far = far.view(*q.shape[:3], length) + context
-    share = torch.cat([far, near.flatten(2, 3).to(far)], -1).softmax(-1).to(v.dtype)
-    out = (share[..., :length].flatten(1, 2) @ cv.transpose(0, 1)).view(q.shape)
-    close = _by_block(share[..., length:], size) @ v.unflatten(0, (-1, size)).permute(2, 0, 1, 3)  # [G, A, R * B, D]
-    out = out + close.unflatten(2, (-1, size)).transpose(1, 2).flatten(2, 3)
-    return out.permute(2, 0, 1, 3).flatten(1)
+def _side_by_side(
+    blocks: Padded, features: Padded, context: Tensor, within: Tensor, q: Tensor, ck: Tensor, cv: Tensor, k: Tensor,
+    v: Tensor,
+) -> Tensor:  # fmt: skip
+    size = len(within)
+    q, k, v = (blocks.spread(x.unflatten(0, (-1, size))).flatten(1, 2) for x in (q, k, v))
+    out = _attend(q, features.spread(ck), features.spread(cv), k, v, context, within)
+    return blocks.joined(out.unflatten(1, (-1, size))).flatten(0, 1)
+
+
+def _attend(q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor, context: Tensor, within: Tensor) -> Tensor:
+    """A blocks of B tokens over T features, of N texts: `[N, A * B, H * D]`.
+
+    Queries are `[N, A * B, H, D]`. G key heads, R = H / G query heads of each.
+    """
+    size, length = len(within), ck.shape[1]
+    q = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) * q.shape[-1] ** -0.5  # [N, G, R, A * B, D]
+    far = q.flatten(2, 3) @ ck.permute(0, 2, 3, 1)  # [N, G, R * A * B, T]
+    near = _by_block(q, size) @ k.unflatten(1, (-1, size)).permute(0, 3, 1, 4, 2)  # [N, G, A, R * B, B]
+    near = near.unflatten(3, (-1, size)).transpose(2, 3) + within  # [N, G, R, A, B, B]
+    far = far.view(*q.shape[:4], length) + context
+    share = torch.cat([far, near.flatten(3, 4).to(far)], -1).softmax(-1).to(v.dtype)
+    out = (share[..., :length].flatten(2, 3) @ cv.transpose(1, 2)).view(q.shape)
+    close = _by_block(share[..., length:], size) @ v.unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
+    out = out + close.unflatten(3, (-1, size)).transpose(2, 3).flatten(3, 4)
+    return out.permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def _by_block(x: Tensor, size: int) -> Tensor:
-    """`[G, R, A * B, E]` -> `[G, A, R * B, E]`"""
-    return x.unflatten(2, (-1, size)).transpose(1, 2).flatten(2, 3)
-
-
-def _flex(mask: object, q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    keys, values = torch.cat([ck, k]), torch.cat([cv, v])
-    heads = [x.transpose(0, 1)[None] for x in (q, keys, values)]
-    out = _compiled_flex(q.device.type)(*heads, block_mask=mask, enable_gqa=True)
-    return out[0].transpose(0, 1).flatten(1)
-
-
-@cache
-def _compiled_flex(device: str) -> Any:
-    """Compiled where that pays; elsewhere (in tests) as it is, which computes every score."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+    """`[N, G, R, A * B, E]` -> `[N, G, A, R * B, E]`"""
+    return x.unflatten(3, (-1, size)).transpose(2, 3).flatten(3, 4)

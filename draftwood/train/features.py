@@ -21,6 +21,7 @@ from torch import Tensor
 
 from draftwood.cache import KVCache
 from draftwood.drafters.lattice import top_k
+from draftwood.plan import Verified
 from draftwood.target import Target
 from draftwood.train.data import Identity
 from draftwood.train.files import GIGABYTE, check_disk, free_bytes
@@ -62,6 +63,10 @@ class Reader:
         plan = self.target.plan([chain_tree(tokens.tolist())], cache, known=[not self.teacher])
         result = self.target.verify(plan, cache)
         cache.advance(0, len(tokens))
+        return self.packed(result)
+
+    def packed(self, result: Verified) -> Tensor:
+        """`[T, width]` of T tokens' taps, and logits if there is a teacher."""
         assert result.taps is not None
         taps = result.taps.bfloat16()
         if not self.teacher:

@@ -17,7 +17,8 @@ from draftwood.precision import computes_bf16
 from draftwood.target import Target
 from draftwood.train.model import MarkovHead
 
-CHUNK = 512  # predicted tokens whose logits exist at once
+CHUNK = 512  # predicted tokens whose logits exist at once; more on a GPU, where many small products take longer:
+GPU_LOGITS = 2**26  # so many logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +42,11 @@ class Head:
         if weight.dtype == torch.bfloat16 and not computes_bf16(target.device):
             weight, bias = weight.float(), None if bias is None else bias.float()
         return cls(weight, bias, tokens, rows, target.finish)
+
+    @property
+    def chunk(self) -> int:
+        """Predicted tokens whose logits exist at once."""
+        return max(CHUNK, GPU_LOGITS // len(self.weight)) if self.weight.is_cuda else CHUNK
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, K]` in at least float32."""
@@ -110,7 +116,7 @@ def backpropagate(
     chosen = weight.nonzero()[:, 0]
     right = torch.zeros(len(leaf), device=leaf.device)
     total_loss = torch.zeros((), device=leaf.device)
-    for part in chosen.split(CHUNK):
+    for part in chosen.split(head.chunk):
         logits = head.logits(leaf[part])
         logits = logits if before is None else logits + before.scores(part)
         losses = hard_loss(logits, rows[part])

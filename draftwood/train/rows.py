@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.lean import Lean
 from draftwood.native.forward import Native
 from draftwood.target import Target
+from draftwood.train.padded import Padded
 from draftwood.tree import Tree, chain_tree, root_only
 
 PAGE = 64  # slots
@@ -102,29 +102,22 @@ class PagedRows:
             while len(self._pages[row]) * PAGE < size:
                 self._add_page(row)
         self._lengths[list(rows)] = sizes
-        device, ends, span = self._keys.device, sizes.cumsum(), np.arange(sizes.max())
-        places = np.concatenate([span[:size] for size in sizes])
+        device = self._keys.device
+        places = np.concatenate([np.arange(size) for size in sizes])
         pages = np.concatenate([np.repeat(self._pages[row], PAGE)[:n] for row, n in zip(rows, sizes, strict=True)])
-        padded = np.minimum((ends - sizes)[:, None] + span, len(places) - 1)  # [B, longest]
-        tables = [torch.from_numpy(x).to(device) for x in (padded, span < sizes[:, None], pages, places % PAGE)]
-        attend = partial(self._attend_prompts, tables)
+        slots = [torch.from_numpy(x).to(device) for x in (pages, places % PAGE)]
+        attend = partial(self._attend_prompts, Padded.of(sizes.tolist(), device), slots)
         tokens = torch.tensor(list(chain.from_iterable(prompts)), device=device)
-        wanted = torch.from_numpy(ends - 1).to(device)
+        wanted = torch.from_numpy(sizes.cumsum() - 1).to(device)
         return self._path.forward(tokens, torch.from_numpy(places).to(device), attend, wanted).logits
 
-    def _attend_prompts(self, tables: Sequence[Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_prompts(
+        self, padded: Padded, slots: Sequence[Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
         """`[N, H * D]`: whole prompts. Only here are they padded, and behind their ends, where none of them looks."""
-        padded, real, pages, slots = tables  # [B, longest] places on the flat axis, and which of them are no padding
-        self._keys[layer][pages, :, slots], self._values[layer][pages, :, slots] = k, v
-        q, k, v = (states[padded].transpose(1, 2) for states in (q, k, v))
-        size, window = padded.shape[1], self._path.windows[layer]
-        seen = None
-        if window is not None and window < size:
-            seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        out = F.scaled_dot_product_attention(
-            q, k, v, seen, is_causal=seen is None, scale=self._path.scale, enable_gqa=True
-        )
-        return out.transpose(1, 2)[real].flatten(1)
+        pages, within = slots
+        self._keys[layer][pages, :, within], self._values[layer][pages, :, within] = k, v
+        return padded.attend(q, k, v, self._path.scale, self._path.windows[layer])
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:

@@ -19,16 +19,17 @@ from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable
-from draftwood.train.features import CachedReader, Reader, default_limit, feature_folder
+from draftwood.train.features import Reader, default_limit, feature_folder
 from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.fleet import Fleet
 from draftwood.train.loop import Course, train
-from draftwood.train.loss import CHUNK, Head
+from draftwood.train.loss import Head
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
 from draftwood.train.start import inherited, inherited_tokens
 from draftwood.train.state import Trainee, load_state
 from draftwood.train.stopping import stop_flag
+from draftwood.train.together import open_features
 
 MOST_UNSEEN = 0.01  # with more new tokens to come than that, a list that nobody chose could cost more than it saves
 
@@ -103,7 +104,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
     folder = options.features or feature_folder(options.data)
     limit = default_limit(folder) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
-    features = CachedReader(reader, [*seen, *held_out], folder, limit)
+    features = open_features(reader, [*seen, *held_out], folder, limit)
     trimmed = own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
 
@@ -129,9 +130,9 @@ def step_bytes(course: Course) -> float:
     longest = max(len(text.tokens) for text in course.texts)
     tokens = texts * recipe.anchors * recipe.block_size
     per_layer = 12 * config["hidden_size"] + 4 * config["intermediate_size"]
-    scores = 0 if course.target.device.type == "cuda" else 2 * config["num_attention_heads"] * longest
+    scores = 2 * config["num_attention_heads"] * longest
     width = 2 if course.autocast else 4
-    return width * tokens * recipe.layers * (per_layer + scores) + 12.0 * CHUNK * len(course.head.weight)
+    return width * tokens * recipe.layers * (per_layer + scores) + 12.0 * course.head.chunk * len(course.head.weight)
 
 
 def describe(course: Course, model: nn.Module) -> str:

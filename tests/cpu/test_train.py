@@ -31,7 +31,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data, features, loop, loss, optimizers, shards, show
+from draftwood.train import attention, data, features, loop, loss, optimizers, shards, show, together
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
@@ -61,6 +61,7 @@ from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, inherited_tokens, start
 from draftwood.train.state import Trainee, export, load_state, save_state, state_path
 from draftwood.train.stopping import stop_flag
+from draftwood.train.together import DeviceReader
 from tests.reference import VOCAB, plain_logits, tiny_target
 
 MASK = 96
@@ -168,7 +169,7 @@ def block_alone(layout: Layout, inputs: list[Tensor], sight: Sight, block: int) 
     return F.scaled_dot_product_attention(*heads, seen).transpose(0, 1).flatten(1)
 
 
-@pytest.mark.parametrize("make", [attention.two_products, attention.flex])
+@pytest.mark.parametrize("make", [attention.text_by_text, attention.side_by_side])
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_many_blocks_at_once_are_each_block_alone(make: Callable, sight: Sight) -> None:
     layout, inputs = attention_inputs()
@@ -330,6 +331,27 @@ def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Pa
         file.write_bytes(damage + file.read_bytes()[len(damage) :] if damage else b"")
     again = CachedReader(reader, TEXTS, tmp_path, limit)
     assert all(torch.equal(again(i).taps, fresh[i].taps) for i in range(4))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_texts_read_together_are_each_text_alone(soft: bool, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "TOKENS", 70)
+    reader = Reader(tiny_target(family, "lean", dtype=torch.float32), [0, 1], soft)
+    found = DeviceReader(reader, TEXTS)
+    for i, text in enumerate(TEXTS):
+        expected = reader.unpack(reader.row(text.tokens))
+        torch.testing.assert_close(found(i).taps, expected.taps, rtol=1e-2, atol=1e-2)
+        assert not soft or torch.equal(found(i).teacher.tokens, expected.teacher.tokens)
+
+
+def test_every_text_is_in_one_group_and_groups_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "TOKENS", 20)
+    lengths = [3, 9, 30, 4, 10, 10, 1]
+    made = together.groups(lengths)
+    assert sorted(i for group in made for i in group) == list(range(7))
+    assert all(len(group) == 1 or len(group) * max(lengths[i] for i in group) <= 20 for group in made)
+    assert len(made) < 7
 
 
 class CountingReader(Reader):

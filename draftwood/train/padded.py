@@ -1,0 +1,45 @@
+"""Sequences of different lengths side by side: on a GPU launches cost more than what is wasted on padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Padded:
+    """N sequences that lie one behind the other on a flat axis, and their places side by side."""
+
+    places: Tensor  # [N, longest] on the flat axis; behind a sequence's end its last one
+    inside: Tensor  # [flat] on the axis of all N * longest places
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], device: torch.device) -> Padded:
+        ends = np.cumsum(sizes)[:, None]
+        starts, span = ends - np.asarray(sizes)[:, None], np.arange(max(sizes))
+        places = np.clip(starts + span, 0, np.maximum(ends - 1, 0))
+        inside = np.flatnonzero(starts + span < ends)
+        return cls(torch.from_numpy(places).to(device), torch.from_numpy(inside).to(device))
+
+    def spread(self, x: Tensor) -> Tensor:
+        """`[flat, ...]` -> `[N, longest, ...]`"""
+        return x.index_select(0, self.places.flatten()).unflatten(0, self.places.shape)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """`[N, longest, ...]` -> `[flat, ...]`"""
+        return x.flatten(0, 1).index_select(0, self.inside)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        """`[flat, H * D]`: causal attention of each sequence to itself. Nothing looks behind its end."""
+        q, k, v = (self.spread(states).transpose(1, 2) for states in (q, k, v))
+        size = q.shape[2]
+        seen = None
+        if window is not None and window < size:
+            seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
+        return self.joined(out.transpose(1, 2)).flatten(1)
