@@ -132,6 +132,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     # Older releases read the end-of-text token wrongly; the model's own is right in all of them.
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.backend_tokenizer.model.unk_token = None  # they also write it for bytes that have no token
     tokenizer.clean_up_tokenization_spaces = False  # text must come back as the tokens spell it
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

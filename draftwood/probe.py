@@ -57,7 +57,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     matrix_bytes = sizes.side**2 * dtype.itemsize
     layers = [
         linear(torch.ones(sizes.side, sizes.side, device=device, dtype=dtype))
-        for _ in range(STREAM_BYTES // matrix_bytes)
+        for _ in range(max(1, STREAM_BYTES // matrix_bytes))
     ]
     row, block = (torch.ones(rows, sizes.side, device=device, dtype=dtype) for rows in (1, sizes.rows))
     one = torch.ones(1, device=device)

@@ -126,9 +126,10 @@ def _attend(q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor, context: Te
     q = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) * q.shape[-1] ** -0.5  # [N, G, R, A * B, D]
     far = q.flatten(2, 3) @ ck.permute(0, 2, 3, 1)  # [N, G, R * A * B, T]
     near = _by_block(q, size) @ k.unflatten(1, (-1, size)).permute(0, 3, 1, 4, 2)  # [N, G, A, R * B, B]
-    near = near.unflatten(3, (-1, size)).transpose(2, 3) + within  # [N, G, R, A, B, B]
-    far = far.view(*q.shape[:4], length) + context
-    share = torch.cat([far, near.flatten(3, 4).to(far)], -1).softmax(-1).to(v.dtype)
+    near = near.unflatten(3, (-1, size)).transpose(2, 3) + within.to(near.dtype)  # [N, G, R, A, B, B]
+    far = far.view(*q.shape[:4], length) + context.to(far.dtype)
+    with torch.autocast(q.device.type, enabled=False):  # which would make of it float32, whose sums it has anyway
+        share = torch.cat([far, near.flatten(3, 4)], -1).softmax(-1).to(v.dtype)
     out = (share[..., :length].flatten(2, 3) @ cv.transpose(1, 2)).view(q.shape)
     close = _by_block(share[..., length:], size) @ v.unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
     out = out + close.unflatten(3, (-1, size)).transpose(2, 3).flatten(3, 4)

@@ -119,9 +119,10 @@ def backpropagate(
     for part in chosen.split(head.chunk):
         logits = head.logits(leaf[part])
         logits = logits if before is None else logits + before.scores(part)
-        losses = hard_loss(logits, rows[part])
+        logp = logits.log_softmax(-1)
+        losses = hard_loss(logp, rows[part])
         if teacher is not None and soft > 0:
-            losses = (1 - soft) * losses + soft * soft_loss(logits, head, teacher[part])
+            losses = (1 - soft) * losses + soft * soft_loss(logp, head, teacher[part])
         loss = (losses * weight[part]).sum()
         (loss * scale).backward()
         total_loss += loss.detach()
@@ -133,14 +134,14 @@ def backpropagate(
     return Outcome(total_loss, right.view(labels.shape).sum(0), (weights > 0).sum(0).to(right))
 
 
-def hard_loss(logits: Tensor, rows: Tensor) -> Tensor:
+def hard_loss(logp: Tensor, rows: Tensor) -> Tensor:
     """`[N]` cross-entropy with the text's own tokens; 0 where the head has no row (-1) for one."""
-    return F.cross_entropy(logits, rows, ignore_index=-1, reduction="none")
+    return F.nll_loss(logp, rows, ignore_index=-1, reduction="none")
 
 
-def soft_loss(logits: Tensor, head: Head, teacher: Teacher) -> Tensor:
+def soft_loss(logp: Tensor, head: Head, teacher: Teacher) -> Tensor:
     """`[N]` cross-entropy with the target's distribution over its likeliest tokens that the head has."""
     rows = head.rows[teacher.tokens]
-    probs = torch.where(rows >= 0, teacher.probs.to(logits), 0.0)
+    probs = torch.where(rows >= 0, teacher.probs.to(logp), 0.0)
     probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-6)
-    return -(probs * logits.log_softmax(-1).gather(-1, rows.clamp_min(0))).sum(-1)
+    return -(probs * logp.gather(-1, rows.clamp_min(0))).sum(-1)

@@ -10,18 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MULTIPLE = 8  # of longest: products of half-precision matrices take a slower way with other sizes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padded:
     """N sequences that lie one behind the other on a flat axis, and their places side by side."""
 
-    places: Tensor  # [N, longest] on the flat axis; behind a sequence's end its last one
+    places: Tensor  # [N, longest] on the flat axis; behind a sequence's end its last one. A multiple of MULTIPLE
     inside: Tensor  # [flat] on the axis of all N * longest places
 
     @classmethod
     def of(cls, sizes: Sequence[int], device: torch.device) -> Padded:
         ends = np.cumsum(sizes)[:, None]
-        starts, span = ends - np.asarray(sizes)[:, None], np.arange(max(sizes))
+        starts, span = ends - np.asarray(sizes)[:, None], np.arange(-(-max(sizes) // MULTIPLE) * MULTIPLE)
         places = np.clip(starts + span, 0, np.maximum(ends - 1, 0))
         inside = np.flatnonzero(starts + span < ends)
         return cls(torch.from_numpy(places).to(device), torch.from_numpy(inside).to(device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from draftwood.target import Target
 from tests.reference import Noisy, Tabled, Truthful, plain_logits, tiny_dflash, tiny_model
 
 pytestmark = pytest.mark.gpu
+machine = cache(probe)  # two seconds each time
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
 NEW = 32
 SAMPLINGS = {
@@ -37,7 +38,7 @@ def on_device(family: str = "llama", dtype: torch.dtype = torch.float64) -> Targ
 
 
 def engine(target: Target, drafter: object, policy: str, backend: str = "auto") -> Engine:
-    latency = LatencyModel(probe(target.device, target.dtype), target.work, None)
+    latency = LatencyModel(machine(target.device, target.dtype), target.work, None)
     return Engine(target, drafter, registry.policy(policy), latency, backend=backend)  # type: ignore[arg-type]
 
 

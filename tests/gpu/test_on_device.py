@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from draftwood.target import Target
 from tests.reference import Noisy, Truthful, plain_logits, tiny_dflash, tiny_model
 
 pytestmark = pytest.mark.gpu
+machine = cache(probe)  # two seconds each time
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
 NEW = 32
 
@@ -23,7 +26,7 @@ def on_device(family: str, dtype: torch.dtype) -> Target:
 
 
 def write(target: Target, drafter: object, policy: str, sampling: Sampling) -> list[int]:
-    latency = LatencyModel(probe(target.device, target.dtype), target.work, None)
+    latency = LatencyModel(machine(target.device, target.dtype), target.work, None)
     engine = Engine(target, drafter, registry.policy(policy), latency)  # type: ignore[arg-type]
     return [token for step in engine.run(PROMPT, NEW, sampling) for token in step.tokens]
 
