@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports that read it: no test waits for a hub
@@ -42,10 +43,12 @@ def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture(autouse=True)
-def isolated_home(session_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own cache."""
-    monkeypatch.setenv("DRAFTWOOD_HOME", str(session_home))
+@pytest.fixture(scope="session", autouse=True)
+def isolated_home(session_home: Path) -> Iterator[None]:
+    """No test reads or writes the user's own cache, nor does a fixture that outlives its tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTWOOD_HOME", str(session_home))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
