@@ -16,10 +16,12 @@ class Rotary:
         """`embedding(x, position_ids)` gives cosines and sines `[1, N, D]` in the dtype of `like`, a weight."""
         self._embedding, self._like = embedding, like
         self._cos, self._sin = self._rows(FIRST_ROWS)
+        self._outgrown: list[tuple[Tensor, Tensor]] = []  # captured graphs may read them; as large as one more table
 
     def reserve(self, count: int) -> tuple[Tensor, Tensor]:
-        """Make rows for the positions 0 to `count` - 1. Who captures a graph keeps what this returns alive."""
+        """Make rows for the positions 0 to `count` - 1."""
         if count > len(self._cos):
+            self._outgrown.append((self._cos, self._sin))
             self._cos, self._sin = self._rows(max(count, 2 * len(self._cos)))
         return self._cos, self._sin
 

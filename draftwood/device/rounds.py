@@ -94,7 +94,7 @@ class Device:
         require_request(target, self._drafter, capacity, width)
         assert isinstance(target.path, Lean)
         self._rotary = target.path.rotary
-        self._tables = self._rotary.reserve(capacity)
+        self._rotary.reserve(capacity)
         shape = target.path.shape
         kv = torch.zeros(
             target.num_layers, 2, shape.kv_heads, capacity, shape.head_dim, dtype=target.dtype, device=device

@@ -35,7 +35,7 @@ class StaticDFlash:
         self._config, self._weights, self._rotary = config, weights, rotary
         self._embed, self._candidates = embed, candidates
         slots = capacity + config.block_size
-        self._tables = rotary.reserve(slots)
+        rotary.reserve(slots)
         shape = config.num_layers, 2, config.num_kv_heads, slots, config.head_dim
         self._kv = weights.norm.new_zeros(shape)  # zeros: what is masked must be finite
         device = self._kv.device

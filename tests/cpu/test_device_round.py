@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -132,6 +133,13 @@ def test_a_request_that_does_not_fit_gets_new_buffers(
     for new, capacity in ((3, 32), (40, 64), (3, 64)):
         assert text(list(made.run(PROMPT, new))) == truth[:new]
         assert made.device._state is not None and made.device._state.capacity == capacity
+
+
+def test_tables_of_positions_stay_where_captured_graphs_read_them(target: Target) -> None:
+    """The host's rounds, which take longer texts meanwhile, let them grow."""
+    tables = [weakref.ref(table) for table in target.path.rotary.reserve(1)]
+    target.path.rotary.reserve(4 * len(tables[0]()))
+    assert all(table() is not None for table in tables)
 
 
 def test_the_least_used_graph_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
