@@ -651,6 +651,14 @@ def test_plots_are_written_or_their_absence_explained(tmp_path, monkeypatch: pyt
     assert {p.name for p in tmp_path.iterdir()} == {"speedup.png", "rounds.png", "widths.png"}
 
 
+@pytest.mark.parametrize(
+    ("called", "told"), [("/x/bin/draftwood", "draftwood"), ("/x/draftwood/__main__.py", "python -m draftwood")]
+)
+def test_a_command_is_told_as_it_was_typed(called: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [called, "bench", "--out", "a b"])
+    assert environment.environment()["command"] == f"{told} bench --out 'a b'"
+
+
 def test_the_environment_is_json_and_names_what_it_ran_on(tmp_path) -> None:
     facts = json.loads(json.dumps(environment.environment()))
     assert facts["versions"]["torch"] in torch.__version__ or torch.__version__ in facts["versions"]["torch"]
