@@ -204,6 +204,38 @@ def test_widths_beyond_those_known_go_on_to_rise() -> None:
     assert verify[31] >= 0.065 and np.all(np.diff(verify[15:]) >= 0)
 
 
+def rounds_of(widths: dict[int, float], rounds: int = 20) -> LatencyModel:
+    latency = model()
+    for _ in range(rounds):
+        for width, seconds in widths.items():
+            latency.observe(a_round(width - 1, seconds))
+    return latency
+
+
+def test_the_next_width_is_believed_to_take_no_more_until_it_is_run() -> None:
+    """Else a policy that chooses by price would never find out; one step further nothing is given away."""
+    latency = rounds_of({1: 0.010, 4: 0.015, 8: 0.020})
+    verify = latency.costs(63, 100).verify_s  # of n nodes: a width of n + 1
+    assert verify[9] == pytest.approx(verify[7])
+    assert verify[11] > 1.2 * verify[7] and (np.diff(verify[11:]) >= 0).all()
+
+
+def test_the_next_width_is_as_dear_as_it_turns_out_to_be() -> None:
+    """Within a few rounds: the first one makes kernels, and one alone may have met a bad moment."""
+    latency = rounds_of({1: 0.010, 4: 0.015, 8: 0.020})
+    found = []
+    for _ in range(6):
+        latency.observe(a_round(9, 0.040))
+        found.append(latency.costs(63, 100).verify_s)
+    assert found[-1][9] > 1.4 * found[-1][7] and found[-1][7] == pytest.approx(0.020, rel=0.05)
+    assert all(verify[11] == pytest.approx(verify[9]) for verify in found[2:]), "then the one behind it is tried"
+
+
+def test_wide_forwards_are_not_tried_for_their_price() -> None:
+    verify = rounds_of({8: 0.020, 16: 0.036}).costs(63, 100).verify_s
+    assert verify[23] >= 0.050
+
+
 def test_drafts_after_a_pause_are_learned_apart_once_others_are_known() -> None:
     latency = model()
     for _ in range(12):
