@@ -26,8 +26,7 @@ class Graphs:
         self._device = device
         self._captures = device.type == "cuda"
         self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self.nbytes = 0  # device memory that captures took
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -50,9 +49,14 @@ class Graphs:
             stage()
 
     def clear(self) -> None:
-        """Forget all graphs and give their memory back."""
+        """Forget all graphs and give their memory back.
+
+        The next ones get a pool of their own: PyTorch refuses one that all graphs have left while anything is in it,
+        such as a workspace of cuBLAS.
+        """
         self._graphs.clear()
-        self.nbytes = 0
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self.nbytes = 0  # device memory that captures took
 
     def _capture(self, stage: Stage, changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         self._warm_up(stage, changing)
