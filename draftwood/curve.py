@@ -38,6 +38,7 @@ INHERITED = 1 + 0.05 * ALIKE + 0.01 * OWN  # of one that starts like another
 # and a policy lives by these: what drifted faster would follow the moods.
 DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
 SURE = 0.25  # a width of less variance is known better than by what wider ones say
+RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
 WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much
 
 
@@ -102,8 +103,9 @@ class Curve:
         A width that was not run is not believed to be cheaper than a narrower one that was: a prior too hopeful about
         wide forwards would lure a policy there. Nor is one of which little is known, or was long ago, believed to be
         dearer than a wider one that is well known: what it learned in a bad moment would keep a policy from running it.
-        The next width beyond all that were run is believed to take no more than those, until it is run: what a prior
-        or a slope says of it would never be put to the test by a policy that chooses by price.
+        Beyond the widths known, seconds go on to rise, except where something was run. The next width beyond all that
+        were run is believed to take no more than those, until it is run: what a prior or a slope says of it would never
+        be put to the test by a policy that chooses by price.
         """
         if self._last is None or self._last[0] is not prior:
             self._last = prior, self._seconds(prior)
@@ -116,19 +118,19 @@ class Curve:
         sure = self._doubt.diagonal() < SURE
         most: Array = np.minimum.accumulate(np.where(sure, seconds, inf)[::-1])[::-1]
         seconds = np.where(sure, seconds, np.minimum(seconds, most))
-        if not self._rises:
-            return seconds
-        seconds = _rising(seconds, self._seen >= HEAD_START)
-        untried = self._untried
+        return self._beyond(seconds, least) if self._rises else seconds
+
+    def _beyond(self, seconds: Array, least: Array) -> Array:
+        """The same, wary of wide forwards that were not run, but for the next one, which gets its try.
+
+        One that was run is believed as measured: held to the rise until it is well known, it would be left after its
+        try however cheap it was, and never become well known.
+        """
+        run = self._seen >= RUN
+        seconds = np.where(run, seconds, _rising(seconds, self._seen >= HEAD_START))
+        untried = _following(run)
         seconds[untried] = np.minimum(seconds[untried], least[untried])
         return seconds
-
-    @property
-    def _untried(self) -> slice:
-        """The next of `WIDTHS` beyond all that were run, if one was and it is worth a try: one place or none."""
-        run = np.flatnonzero(self._seen > 0)
-        following = run[-1] + 1 if len(run) else len(WIDTHS)
-        return slice(following, following + (following < len(WIDTHS) and WIDTHS[following] <= WORTH_A_TRY))
 
     def learn(self, width: int, seconds: float, prior: Array) -> tuple[float, float]:
         """One observation. Returns the log of observed over expected, and how much of that the curve's own doubt does
@@ -172,6 +174,13 @@ def _parts(width: int) -> Array:
     parts = np.zeros(len(WIDTHS))
     parts[left : left + 2] = left + 1 - place, place - left
     return parts
+
+
+def _following(run: Bools) -> slice:
+    """The next of `WIDTHS` beyond all that were run, if one was and it is worth a try: one place or none."""
+    places = np.flatnonzero(run)
+    following = places[-1] + 1 if len(places) else len(WIDTHS)
+    return slice(following, following + (following < len(WIDTHS) and WIDTHS[following] <= WORTH_A_TRY))
 
 
 def _rising(seconds: Array, known: Bools) -> Array:

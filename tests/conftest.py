@@ -18,6 +18,7 @@ import pytest
 import transformers
 from hypothesis import settings
 
+from draftwood.native.build import operators
 from draftwood.target import Target
 from tests.reference import tiny_target
 
@@ -49,6 +50,13 @@ def isolated_home(session_home: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTWOOD_HOME", str(session_home))
         yield
+
+
+@pytest.fixture(scope="session")
+def compiled(isolated_home: None) -> None:
+    """The compiled operators, or a skip. A mark would ask while tests are collected: in the user's own cache."""
+    if operators().library is None:
+        pytest.skip(operators().reason)
 
 
 @pytest.fixture(scope="session", autouse=True)

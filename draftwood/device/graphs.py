@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ class Graphs:
         self._device = device
         self._captures = device.type == "cuda"
         self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
-        self.clear()
+        self._pool: Any = None  # of the first capture
+        self.nbytes = 0  # device memory that captures took
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -55,13 +57,14 @@ class Graphs:
         such as a workspace of cuBLAS.
         """
         self._graphs.clear()
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self.nbytes = 0  # device memory that captures took
+        self._pool = None
+        self.nbytes = 0
 
     def _capture(self, stage: Stage, changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         self._warm_up(stage, changing)
         reserved = self._reserved()
         graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             stage()
         self.nbytes += max(0, self._reserved() - reserved)

@@ -14,7 +14,6 @@ from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
-from draftwood.native.build import operators
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.sampling import Sampling
@@ -244,7 +243,7 @@ class Resting(Bastion):
         return False
 
 
-@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+@pytest.mark.usefixtures("compiled")
 def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
     made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3))
     made.policy = Eager()

@@ -25,7 +25,6 @@ from draftwood.drafters.dflash_config import parse_config
 from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
 from draftwood.drafters.lattice import lattice_of
 from draftwood.errors import BadInput, BadModel
-from draftwood.native.build import operators
 from draftwood.packing import linear
 
 HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
@@ -293,7 +292,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.skipif(operators().library is None, reason=operators().reason)
+@pytest.mark.usefixtures("compiled")
 @torch.inference_mode()
 @pytest.mark.parametrize(("gap", "depth"), [(0, 7), (3, 2)])
 @pytest.mark.parametrize("form", [*COMPILED, "sliding, bidirectional"])

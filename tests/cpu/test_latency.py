@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from draftwood.offline_profile import (
     measure_profile,
     nonnegative_least_squares,
 )
+from draftwood.policies.base import Costs, expected
+from draftwood.policies.bastion import Bastion
 from draftwood.probe import measure, probe
 from draftwood.store import cached_file, read_json, write_json
 from draftwood.trace import Round
@@ -231,9 +234,61 @@ def test_the_next_width_is_as_dear_as_it_turns_out_to_be() -> None:
     assert all(verify[11] == pytest.approx(verify[9]) for verify in found[2:]), "then the one behind it is tried"
 
 
+def test_the_next_width_is_as_cheap_as_it_turns_out_to_be() -> None:
+    """Though it ran only once: what narrower ones say of it no longer counts."""
+    latency = rounds_of({1: 0.010, 4: 0.015, 8: 0.020})
+    for _ in range(2):  # the first one makes kernels
+        latency.observe(a_round(9, 0.020))
+    verify = latency.costs(63, 100).verify_s
+    assert verify[9] == pytest.approx(verify[7], rel=0.01) and verify[11] == pytest.approx(verify[7], rel=0.01)
+    assert verify[15] > 1.2 * verify[7]
+
+
+def test_a_forward_that_is_little_of_a_width_does_not_count_as_its_try() -> None:
+    latency = rounds_of({4: 0.015, 8: 0.020, 12: 0.020})
+    before = latency.costs(63, 100).verify_s
+    for _ in range(2):
+        latency.observe(a_round(12, 0.020))  # a quarter of 16
+    verify = latency.costs(63, 100).verify_s
+    assert before[15] == pytest.approx(before[11]) and verify[15] == pytest.approx(verify[11], rel=0.05)
+
+
+MASS = (0.8 * 0.85 ** np.arange(40)).astype(np.float32)
+
+
+def tried(true_s: Callable[[int], float], rounds: int = 200, seed: int = 0) -> list[int]:
+    """The widths that `bastion` runs where up to 8 tokens are known and the prior says 2.7 ms for each further one."""
+    latency, rng = LatencyModel(replace(MACHINE, peak=1e11), verify_work, draft_work), np.random.default_rng(seed)
+    known, widths = [1, 4, 8] * 20, []
+    for i in range(len(known) + rounds):
+        n = known[i] - 1 if i < len(known) else Bastion().choose(MASS, latency.costs(40, 100))
+        latency.observe(a_round(n, true_s(1 + n) * np.exp(0.03 * rng.normal())))
+        widths.append(1 + n)
+    return widths[len(known) :]
+
+
 def test_wide_forwards_are_not_tried_for_their_price() -> None:
     verify = rounds_of({8: 0.020, 16: 0.036}).costs(63, 100).verify_s
     assert verify[23] >= 0.050
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("flat_to", [12, 16])
+@pytest.mark.parametrize("slope", [0.0, 0.001, 0.002, 0.0035])
+def test_bastion_finds_that_wider_trees_cost_nothing(slope: float, flat_to: int, seed: int) -> None:
+    """Whatever the prior, and a rise up to 8 tokens, say of them."""
+    true_s = np.array([0.025 + slope * min(w, 8) + 0.004 * max(0, w - flat_to) for w in range(1, 42)])
+    widths = tried(lambda width: float(true_s[width - 1]), seed=seed)
+    rate = expected(MASS) / Costs(0.0, 0.007, np.full(41, 4e-4), true_s).round_s()
+    late = [rate[width - 1] for width in widths[-100:]]
+    assert min(late) > 0.92 * rate.max() > rate[7], "10 tokens at least: one try of each leaves some doubt"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("step", [1.6, 2.0])
+def test_bastion_loses_few_rounds_to_wider_trees_that_are_dear(step: float, seed: int) -> None:
+    widths = tried(lambda width: (0.025 + 0.001 * min(width, 8)) * (1 if width <= 8 else step), seed=seed)
+    assert sum(width > 8 for width in widths) <= 10 and max(widths[-150:]) <= 8
 
 
 def test_drafts_after_a_pause_are_learned_apart_once_others_are_known() -> None:

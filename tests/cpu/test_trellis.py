@@ -22,7 +22,6 @@ from draftwood.drafters.markov import Markov, draft_of, tables
 from draftwood.errors import BadModel
 from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
-from draftwood.native.build import operators
 from draftwood.native.growth import grower
 from draftwood.pool import Pool, Weights
 from draftwood.tree import Lattice
@@ -32,7 +31,7 @@ from tests.cpu.test_grow import check_tree, paths, same
 from tests.reference import dflash_files, tiny_target
 
 ROOT = 7
-compiled = pytest.mark.skipif(operators().library is None, reason=operators().reason)
+compiled = pytest.mark.usefixtures("compiled")
 
 
 @st.composite
