@@ -20,7 +20,7 @@ PACKAGES = ("draftwood", "torch", "transformers", "tokenizers", "numpy", "datase
 def environment() -> dict[str, Any]:
     """A JSON-ready record; None for what this system does not tell."""
     return {
-        "command": f"{program()} {shlex.join(sys.argv[1:])}",
+        "command": shlex.join([*program(), *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(Path(__file__).resolve().parents[2]),
         "python": platform.python_version(),
@@ -36,10 +36,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def program() -> str:
+def program() -> list[str]:
     """How this process was called: by a script's name, or as a package's module."""
     path = Path(sys.argv[0])
-    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+    return ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
 
 
 def commit(checkout: Path) -> str | None:

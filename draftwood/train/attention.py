@@ -74,7 +74,8 @@ def side_by_side(layout: Layout, sight: Sight) -> AttendBlocks:
 def _context(anchors: Tensor, length: int, place: Tensor, sight: Sight) -> Tensor:
     """`[N, 1, 1, A * B, length]`, additive: the features that each token of `anchors` `[N, A]` sees.
 
-    No anchor is behind the end of its own text, so nothing that is padded is seen."""
+    No anchor is behind the end of its own text, so nothing that is padded is seen.
+    """
     at = (anchors[..., None] + place).flatten(1)[..., None]
     key = torch.arange(length, device=place.device)
     before = key < anchors.repeat_interleave(len(place), 1)[..., None]

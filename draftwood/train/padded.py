@@ -28,6 +28,11 @@ class Padded:
         inside = np.flatnonzero(starts + span < ends)
         return cls(torch.from_numpy(places).to(device), torch.from_numpy(inside).to(device))
 
+    @property
+    def steps(self) -> Tensor:
+        """`[flat]` place of each in its own sequence."""
+        return self.inside % self.places.shape[1]
+
     def spread(self, x: Tensor) -> Tensor:
         """`[flat, ...]` -> `[N, longest, ...]`"""
         return x.index_select(0, self.places.flatten()).unflatten(0, self.places.shape)

@@ -103,20 +103,18 @@ class PagedRows:
                 self._add_page(row)
         self._lengths[list(rows)] = sizes
         device = self._keys.device
-        places = np.concatenate([np.arange(size) for size in sizes])
+        padded = Padded.of(sizes.tolist(), device)
         pages = np.concatenate([np.repeat(self._pages[row], PAGE)[:n] for row, n in zip(rows, sizes, strict=True)])
-        slots = [torch.from_numpy(x).to(device) for x in (pages, places % PAGE)]
-        attend = partial(self._attend_prompts, Padded.of(sizes.tolist(), device), slots)
+        attend = partial(self._attend_prompts, padded, torch.from_numpy(pages).to(device), padded.steps % PAGE)
         tokens = torch.tensor(list(chain.from_iterable(prompts)), device=device)
         wanted = torch.from_numpy(sizes.cumsum() - 1).to(device)
-        return self._path.forward(tokens, torch.from_numpy(places).to(device), attend, wanted).logits
+        return self._path.forward(tokens, padded.steps, attend, wanted).logits
 
     def _attend_prompts(
-        self, padded: Padded, slots: Sequence[Tensor], layer: int, q: Tensor, k: Tensor, v: Tensor
+        self, padded: Padded, pages: Tensor, slots: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """`[N, H * D]`: whole prompts. Only here are they padded, and behind their ends, where none of them looks."""
-        pages, within = slots
-        self._keys[layer][pages, :, within], self._values[layer][pages, :, within] = k, v
+        self._keys[layer][pages, :, slots], self._values[layer][pages, :, slots] = k, v
         return padded.attend(q, k, v, self._path.scale, self._path.windows[layer])
 
     @torch.inference_mode()

@@ -27,8 +27,7 @@ class DeviceReader:
 
     def __init__(self, reader: Reader, texts: Sequence[Text]) -> None:
         self._reader, self._texts = reader, texts
-        self._groups = groups([len(text.tokens) for text in texts])
-        self._group_of = {index: group for group in self._groups for index in group}
+        self._group_of = {i: group for group in groups([len(text.tokens) for text in texts]) for i in group}
         self._read: dict[int, Features] = {}
 
     def __call__(self, index: int) -> Features:
@@ -62,9 +61,8 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
         return padded.attend(q, k, v, path.scale, path.windows[layer])
 
     tokens = torch.tensor(list(chain.from_iterable(text.tokens.tolist() for text in texts)), device=device)
-    places = torch.cat([torch.arange(size, device=device) for size in sizes])
-    wanted = None if reader.teacher else places[:0]
-    return list(reader.packed(path.forward(tokens, places, attend, wanted)).split(sizes))
+    wanted = None if reader.teacher else tokens[:0]
+    return list(reader.packed(path.forward(tokens, padded.steps, attend, wanted)).split(sizes))
 
 
 def open_features(reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> DeviceReader | CachedReader:

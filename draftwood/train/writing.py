@@ -177,7 +177,7 @@ def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
 def _drawn(logits: Tensor, places: Sequence[int], heat: Sequence[float], u: Sequence[float]) -> list[int]:
     """Of the rows at `places` the tokens at quantiles `u` at temperatures `heat`."""
     tokens: list[int] = []
-    few = FEW if logits.device.type == "cpu" else max(1, len(places))
+    few = FEW if logits.device.type == "cpu" else len(logits)
     for some in (slice(i, i + few) for i in range(0, len(places), few)):
         temperature, quantile = (torch.tensor(part[some], device=logits.device)[:, None] for part in (heat, u))
         mass = (logits[places[some]].float() / temperature).softmax(-1).cumsum(-1)
