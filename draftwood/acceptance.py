@@ -11,6 +11,7 @@ from collections import deque
 from copy import copy
 from dataclasses import dataclass, replace
 from heapq import nlargest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from draftwood.ledger import Ledger
 from draftwood.policies.base import Costs, Outlook, Prospect
 from draftwood.predictability import Predictability
+from draftwood.recent import Recent
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
 
@@ -29,7 +31,6 @@ PRIOR = np.diag([0.5, 20.0, 100.0])  # how firmly the neutral values are held, i
 FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logit would drown all others
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
-KEPT = 128  # rounds that the outlook looks at
 SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
 TRIALS = 6  # drafted rounds before there is an outlook, and before they shape others
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
@@ -51,7 +52,7 @@ class AcceptanceModel:
     def __init__(self) -> None:
         self.weights = NEUTRAL.copy()  # a, b, c
         self._inform(PRIOR)
-        self._recent = _Recent()
+        self._recent = Recent()
         self._unlearned: list[tuple[Array, Array]] = []  # features of a round's nodes, and which were accepted
         self._paths: deque[int] = deque(maxlen=SHAPED)  # nodes that each of them accepted
         self._depth = SHALLOWEST
@@ -201,6 +202,39 @@ class AcceptanceModel:
         model._recent, model._seen, model._idle = copy(self._recent), self._seen, self._idle
         return model
 
+    def to_json(self) -> dict[str, object] | None:
+        """What was learned, for `of_json` in a later process; None for as long as drafting is on trial."""
+        if len(self._recent) < TRIALS:
+            return None
+        return {
+            "weights": self.weights.round(4).tolist(),
+            "information": self._information.round(2).tolist(),
+            "rounds": self._recent.to_json(),
+            "weight": min(self._recent.weight, CARRIED),
+            "texts": self._texts,
+            "depth": self._depth,
+            "paths": list(self._paths),
+            "widths": list(self._widths),
+            "faintest": [float(f"{mass:.4g}") for mass in self._faintest],
+        }
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> AcceptanceModel:
+        """A model that goes on from there as it would with another text, and believes its weights as little as those
+        that one request hands on to another. Raises ValueError, KeyError or TypeError for anything else."""
+        weights, information = np.array(data["weights"], np.float64), np.array(data["information"], np.float64)
+        if weights.shape != (3,) or information.shape != (3, 3) or not np.isfinite(information).all():
+            raise ValueError("a model has three weights, and what is known of each pair")
+        model = cls()
+        model.weights = np.minimum(np.maximum(weights, LOWEST), HIGHEST)
+        model._inform(PRIOR + HERITAGE * (information - PRIOR))
+        model._recent = Recent.of_json(data["rounds"], float(data["weight"]))
+        model._seen, model._texts, model._depth = float(data["weight"]), int(data["texts"]), int(data["depth"])
+        model._paths.extend(map(int, data["paths"]))
+        model._widths.extend(map(int, data["widths"]))
+        model._faintest.extend(map(float, data["faintest"]))
+        return model
+
     def _remember(self, features: Array, round: Round) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
@@ -230,42 +264,6 @@ class AcceptanceModel:
     def _inform(self, information: Array) -> None:
         self._information = information
         self._covariance: Array = np.linalg.inv(information).astype(np.float64, copy=False)  # of the weights
-
-
-class _Recent:
-    """Drafted rounds, the latest last. Its arrays are replaced, never written into, so a copy is one of its own."""
-
-    def __init__(self) -> None:
-        self.features: Array = np.empty((0, 3))  # of the nodes of all rounds, one round's behind the other's
-        self.sizes: Ints = np.empty(0, np.int64)  # nodes of each
-        self.emitted: Array = np.empty(0)  # tokens that each gave, the bonus token included
-        self.confidences: Array = np.empty(0)  # the target's before each; NaN if unknown
-        self.shares: Array = np.empty(0)  # what each weighs in the outlook
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def weight(self) -> float:
-        return float(self.shares.sum())
-
-    @property
-    def confidence(self) -> float:
-        """The target's, on average; NaN if unknown."""
-        weights = np.where(np.isnan(self.confidences), 0.0, self.shares)
-        total = float(weights.sum())
-        return float(weights @ np.nan_to_num(self.confidences)) / total if total else float("nan")
-
-    def fade(self, factor: float) -> None:
-        self.shares = self.shares * factor
-
-    def add(self, features: Array, emitted: float, confidence: float) -> None:
-        """A round of full weight; the oldest one goes if there are too many."""
-        oldest, kept = int(self.sizes[0]) if len(self) == KEPT else 0, slice(1 - KEPT, None)
-        self.features = np.concatenate([self.features[oldest:], features])
-        self.sizes = np.append(self.sizes[kept], len(features))
-        self.emitted, self.shares = np.append(self.emitted[kept], emitted), np.append(self.shares[kept], 1.0)
-        self.confidences = np.append(self.confidences[kept], confidence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

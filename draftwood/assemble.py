@@ -38,7 +38,7 @@ def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Poli
         if not group.leads:
             return
         with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
-            write_json(learned, {"of": name, **latency.to_json()})
+            write_json(learned, {"of": name, **latency.to_json(), "acceptance": engine.experience()})
 
     engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)
     path = target.path.kind, *([f"{group.size} processes"] if group.size > 1 else []), engine.backend().name
@@ -46,5 +46,7 @@ def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Poli
     name = ", ".join(map(str, parts))
     learned = cached_file(folder, "learned", name)
     with contextlib.suppress(BadInput):  # absent or damaged: learned anew
-        latency.restore(read_json(learned))
+        known = read_json(learned)
+        latency.restore(known)
+        engine.recall(known.get("acceptance", []))
     return engine

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from draftwood.acceptance import AcceptanceModel, temperature_bucket
 from draftwood.batch import Batch, Keep, Step
@@ -79,6 +80,19 @@ class Engine:
         made = Engine(self.target, drafter, self.policy, prices[1], self._offline, backend=self._asked)
         made._latencies = prices
         return made
+
+    def experience(self) -> list[list[object]]:
+        """What texts have taught of acceptance, for `recall` in a later process with the same target and drafter."""
+        models = ((*kind, model.to_json()) for kind, model in self._acceptance.items())
+        return [[policy, kind, known] for policy, kind, known in models if known]
+
+    def recall(self, experience: Any) -> None:
+        """Go on from what `experience` gave. Raises BadInput, changing nothing, if it is anything else."""
+        try:
+            found = {(str(policy), float(kind)): AcceptanceModel.of_json(row) for policy, kind, row in experience}
+        except (KeyError, TypeError, ValueError):
+            raise BadInput("This is not what this version keeps of acceptance; it will be learned anew.") from None
+        self._acceptance |= found
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
         """Where the rounds of a request run that starts now, alone."""

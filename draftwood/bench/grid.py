@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.grid_table import FIXED, OURS, Cell, Place, read_cells, write_table
+from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, read_cells, write_table
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, unwritable
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
 WARM_TOKENS = 48
+EARLIER = 4  # texts of the set that ships that an earlier process answered
+EARLIER_SEED = 10**6  # other draws than those that are measured
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
 PAUSE = 5.0  # times a method's usual round is the most that one counts as: what is more is the machine's
 
@@ -81,7 +83,8 @@ def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]
     drafters = {method: None if method == PLAIN else worsened(llm, DRAFTERS[place.drafter]) for method in methods}
     prices = llm.engine.latency.copy()
     return {
-        method: Engine(llm.target, drafter, registry.policy(method), prices) for method, drafter in drafters.items()
+        method: Engine(llm.target, drafter, registry.policy(OURS if method == NEW else method), prices)
+        for method, drafter in drafters.items()
     }
 
 
@@ -93,6 +96,21 @@ def warmed(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool
     """
     race(ran, prompt, WARM_TOKENS, Sampling(), known, 0)
     return {method: engine.fresh() for method, engine in ran.items()}
+
+
+def experienced(
+    ran: Mapping[str, Engine],
+    texts: Sequence[Sequence[int]],
+    tokens: int,
+    temperature: float,
+    known: Mapping[bool, PrefixCache],
+) -> dict[str, Engine]:
+    """The same engines, of which `OURS` finds what an earlier process kept of acceptance when it answered `texts`."""
+    earlier, later = {OURS: ran[OURS].fresh()}, ran[OURS].fresh()
+    for i, ids in enumerate(texts):
+        race(earlier, ids, tokens, Sampling(temperature, seed=EARLIER_SEED + i), {False: known[False]}, i)
+    later.recall(json.loads(json.dumps(earlier[OURS].experience())))
+    return {**ran, OURS: later}
 
 
 class Answering:
@@ -148,13 +166,16 @@ def worsened(llm: LLM, share: float) -> Drafter | None:
 def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> Cell:
     """All methods on all prompts, none of them always first."""
     start = time.perf_counter()
-    methods = (PLAIN, OURS, *FIXED)
+    methods = (PLAIN, OURS, NEW, *FIXED)
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for ids in encoded for token in ids]
     longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
     known = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
     ran = warmed(ran, lengthened(encoded[0], filler, place.context), known)
+    others = [llm.encode(p.turns[0])[-place.context :] for p in load_prompts((), EARLIER)]
+    earlier = [lengthened(ids, filler, place.context) for ids in others]
+    ran = experienced(ran, earlier, options.max_new_tokens, place.temperature, known)
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}
     rounds: list[Round] = []
     seconds = wall_s = 0.0

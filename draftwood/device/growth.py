@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftwood.attention.triton_backend import missing
+from draftwood.device.ancestors import bitmask, lineage, visible
 from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth
 
@@ -44,6 +46,7 @@ class Grower:
 
     def __init__(self, growth: Growth, depth: int, width: int, device: torch.device, paired: bool = False) -> None:
         """`paired`: of trellises, whose candidates depend on their parent. A parent's place then bounds no rank."""
+        self.growth = growth
         self.size = growth.size(depth, width)  # N
         self._levels: list[_Level] = []
         most = growth.n_max if growth.per_depth is None else min(growth.n_max, growth.per_depth)
@@ -56,8 +59,8 @@ class Grower:
         depths = [d for d, level in enumerate(self._levels, 1) for _ in range(level.kept)]
         self._depths = torch.tensor(depths, dtype=torch.int64, device=device)  # of all kept nodes
 
-    def __call__(self, draft: Candidates, root: Tensor, limit: Tensor) -> DeviceTree:
-        """The best-first tree below `root` [1], without nodes deeper than `limit` []."""
+    def __call__(self, draft: Candidates, root: Tensor, limit: Tensor, most: Tensor) -> DeviceTree:
+        """The best-first tree of at most `most` [] nodes below `root` [1], none deeper than `limit` []."""
         edges = edge_costs(draft.logp, limit)
         behind = None if draft.pairs is None else edge_costs(draft.pairs, limit, 2).sort(stable=True)
         cost, candidate = edges.new_zeros(1), root[:0]
@@ -76,16 +79,23 @@ class Grower:
             above.append(first + level.parent[chosen])
             found.append(draft.tokens[d, candidate])
             first = 1 if d == 0 else first + self._levels[d - 1].kept
-        return self._merge(torch.cat(costs), torch.cat(above), torch.cat(found), root)
+        return self._merge(torch.cat(costs), torch.cat(above), torch.cat(found), root, most)
 
-    def _merge(self, costs: Tensor, above: Tensor, tokens: Tensor, root: Tensor) -> DeviceTree:
+    def relate(self, parents: Tensor, line: Tensor, seen: Tensor, bits: Tensor) -> None:
+        """Write who sees whom into buffers of the shapes that `ancestors.py` gives; `parents` [1 + N]."""
+        line.copy_(lineage(parents, line.shape[1] - 1))
+        seen.copy_(visible(line))
+        bits.copy_(bitmask(seen))
+
+    def _merge(self, costs: Tensor, above: Tensor, tokens: Tensor, root: Tensor, most: Tensor) -> DeviceTree:
         """All kept nodes, depth by depth, in best-first order."""
         order = costs.argsort(stable=True)
         steps = torch.arange(1 + len(order), device=order.device)
         place = torch.zeros_like(steps).scatter_(0, 1 + order, steps[1:])
         first = order[: self.size]
         mass = torch.exp(-costs[first]).float()
-        alive = mass > 0
+        alive = (mass > 0) & (steps[:-1][: self.size] < most)
+        mass = torch.where(alive, mass, 0.0)
         zero, one = root.new_zeros(1), mass.new_ones(1)
         return DeviceTree(
             tokens=torch.cat([root, torch.where(alive, tokens[first], root)]),
@@ -94,6 +104,15 @@ class Grower:
             mass=torch.cat([one, mass]),
             count=alive.sum(),
         )
+
+
+def grower(growth: Growth, depth: int, width: int, device: torch.device, paired: bool = False) -> Grower:
+    """One whose trees are kernels' work, where the device can run them."""
+    if device.type != "cuda" or missing(device):
+        return Grower(growth, depth, width, device, paired)
+    from draftwood.device.triton_growth import TritonGrower
+
+    return TritonGrower(growth, depth, width, device, paired)
 
 
 def edge_costs(logp: Tensor, limit: Tensor, first: int = 1) -> Tensor:

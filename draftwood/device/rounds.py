@@ -117,8 +117,9 @@ class DeviceRounds:
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         assert not self._device.busy and prefix is None, "buffers are for one request, from its first token on"
-        policy = request.policy
+        policy, self._request = request.policy, request
         self._state, self._stages = self._device.open(policy, request.end)
+        self._state.most.fill_(policy.n_max)
         self._state.cache.rewind(0, 0)
         self._report = self._stages.report
         self._key = policy.grow, policy.width
@@ -189,6 +190,8 @@ class DeviceRounds:
             self._device.graphs.prepare(key, stage, self._stages.changing)
 
     def _start_draft(self) -> None:
+        if self._request.policy.calibrated:
+            self._state.most.fill_(self._request.acceptance.nodes)
         self._drafting = self._run(*self._draft_stage())
         self._report.tree_mail.send()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.device.ancestors import bitmask, lineage, visible
-from draftwood.device.growth import DeviceTree, Grower
+from draftwood.device.growth import DeviceTree, grower
 from draftwood.device.state import Report, State
 from draftwood.device.view import View
 from draftwood.device.walk import Walk, compact, compaction, walk
@@ -33,7 +33,7 @@ class Stages:
         self.drafter = state.drafter if growth.n_max else None  # who never drafts needs no draft state either
         depth, paired = (self.drafter.max_depth, self.drafter.paired) if self.drafter else (0, 0)
         self._candidates = min(max(width, paired), vocab)
-        self._grower = Grower(growth, depth, self._candidates, device, paired > 0)
+        self._grower = grower(growth, depth, self._candidates, device, paired > 0)
         self._depth = min(depth, growth.depth or depth)
         nodes = self._grower.size
         self._is_chain = growth.per_depth == 1
@@ -71,12 +71,10 @@ class Stages:
         """A draft's tree into the buffers that `forward` and `accept` read."""
         state = self._state
         # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-        tree = self._grower(draft, state.root, state.end - state.length - 2)
+        tree = self._grower(draft, state.root, state.end - state.length - 2, state.most)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))
-        self._line.copy_(lineage(tree.parents, self._depth))
-        self._seen.copy_(visible(self._line))
-        self._bits.copy_(bitmask(self._seen))
+        self._grower.relate(self._tree.parents, self._line, self._seen, self._bits)
         self.report.put_tree(tree)
 
     @torch.inference_mode()

@@ -26,6 +26,7 @@ class State:
         self.drafter = drafter
         self.dice = Dice(self.capacity, vocab, device)
         self.length, self.end, self.n = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        self.most = torch.full_like(self.n, 2**31)  # nodes that a draft may grow to
         self.root = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property

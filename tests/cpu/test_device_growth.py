@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood import registry
 from draftwood.accept import accept
-from draftwood.device.ancestors import bitmask, lineage, visible
+from draftwood.device.ancestors import lineage
 from draftwood.device.growth import DeviceTree, Grower
 from draftwood.device.walk import compact, compaction, walk
 from draftwood.drafters.base import Candidates
@@ -31,10 +34,22 @@ def lattices(draw: st.DrawFn) -> Lattice:
     return Lattice(np.arange(10, 10 + depth * width).reshape(depth, width), logp)
 
 
-def grown(draft: Lattice, growth: Growth, limit: int = 99) -> DeviceTree:
-    grower = Grower(growth, *draft.tokens.shape, CPU)
-    root, deepest = torch.tensor([ROOT]), torch.tensor(limit)
-    return grower(Candidates(torch.from_numpy(draft.tokens), torch.from_numpy(draft.logp)), root, deepest)
+def growers() -> list[type[Grower]]:
+    """torch's, and the kernel's where Triton has its interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or not find_spec("triton"):
+        return [Grower]
+    from draftwood.device.triton_growth import TritonGrower
+
+    return [Grower, TritonGrower]
+
+
+every_grower = pytest.mark.parametrize("grower", growers())
+
+
+def grown(grower: type[Grower], draft: Lattice, growth: Growth, limit: int = 99, most: int = 999) -> DeviceTree:
+    given = Candidates(torch.from_numpy(draft.tokens), torch.from_numpy(draft.logp))
+    numbers = torch.tensor([ROOT]), torch.tensor(limit), torch.tensor(most)
+    return grower(growth, *draft.tokens.shape, CPU)(given, *numbers)
 
 
 def check_same(found: DeviceTree, expected: Tree) -> None:
@@ -50,42 +65,56 @@ def check_same(found: DeviceTree, expected: Tree) -> None:
     assert (found.parents[0], found.depths[0], found.mass[0]) == (0, 0, 1)
 
 
+@every_grower
 @given(lattices(), st.integers(0, 60))
 @settings(max_examples=200)
-def test_it_grows_the_same_tree(draft: Lattice, n_max: int) -> None:
-    check_same(grown(draft, Growth(n_max)), grow(draft, ROOT, n_max))
+def test_it_grows_the_same_tree(grower: type[Grower], draft: Lattice, n_max: int) -> None:
+    check_same(grown(grower, draft, Growth(n_max)), grow(draft, ROOT, n_max))
 
 
+@every_grower
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300))
 @settings(max_examples=20)
-def test_it_grows_the_same_tree_from_untied_lattices(seed: int, n_max: int) -> None:
+def test_it_grows_the_same_tree_from_untied_lattices(grower: type[Grower], seed: int, n_max: int) -> None:
     logits = np.random.default_rng(seed).normal(size=(15, 64)) * 2
     logp = -np.sort(-(logits - np.log(np.exp(logits).sum(1, keepdims=True))), axis=1).astype(np.float32)
     draft = Lattice(np.arange(15 * 64).reshape(15, 64), logp)
-    check_same(grown(draft, Growth(n_max)), grow(draft, ROOT, n_max))
+    check_same(grown(grower, draft, Growth(n_max)), grow(draft, ROOT, n_max))
 
 
+@every_grower
 @given(lattices(), st.integers(1, 4), st.integers(1, 6))
-def test_it_grows_the_same_beam(draft: Lattice, width: int, depth: int) -> None:
+def test_it_grows_the_same_beam(grower: type[Grower], draft: Lattice, width: int, depth: int) -> None:
     growth = Growth(width * depth, width, depth)
-    check_same(grown(draft.narrow(width), growth), beam(draft, ROOT, width, depth))
+    check_same(grown(grower, draft.narrow(width), growth), beam(draft, ROOT, width, depth))
 
 
+@every_grower
 @pytest.mark.parametrize("spec", ["dflash", "dflash:3", "ddtree:9", "beam:3x4", "caddtree", "bastion", "bastion:paper"])
 @given(draft=lattices())
 @settings(max_examples=20)
-def test_every_policy_grows_the_same_tree(spec: str, draft: Lattice) -> None:
+def test_every_policy_grows_the_same_tree(grower: type[Grower], spec: str, draft: Lattice) -> None:
     policy = registry.policy(spec)
     assert isinstance(policy.grow, Growth)
     draft = draft.narrow(policy.width)
-    check_same(grown(draft, policy.grow), policy.grow(draft, ROOT))
+    check_same(grown(grower, draft, policy.grow), policy.grow(draft, ROOT))
 
 
+@every_grower
 @given(lattices(), st.integers(0, 60), st.integers(-1, 6))
-def test_nodes_that_are_too_deep_leave_their_place_to_others(draft: Lattice, n_max: int, limit: int) -> None:
+def test_nodes_that_are_too_deep_leave_their_place_to_others(
+    grower: type[Grower], draft: Lattice, n_max: int, limit: int
+) -> None:
     shallow = Lattice(draft.tokens[: max(limit, 0)], draft.logp[: max(limit, 0)])
-    found, expected = grown(draft, Growth(n_max), limit), grow(shallow, ROOT, n_max)
+    found, expected = grown(grower, draft, Growth(n_max), limit), grow(shallow, ROOT, n_max)
     assert found.tokens[: 1 + int(found.count)].tolist() == expected.tokens.tolist()
+
+
+@every_grower
+@given(lattices(), st.integers(0, 30), st.integers(0, 30))
+@settings(max_examples=50)
+def test_no_more_nodes_are_grown_than_asked_for(grower: type[Grower], draft: Lattice, n_max: int, most: int) -> None:
+    check_same(grown(grower, draft, Growth(n_max), most=most), grow(draft, ROOT, min(n_max, most)))
 
 
 # --- ancestors ------------------------------------------------------------------------------------------------
@@ -109,16 +138,18 @@ def on_device(tree: Tree) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
     return torch.from_numpy(tree.tokens), parents, torch.from_numpy(tree.depths), line
 
 
+@every_grower
 @pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 97])
-def test_ancestors_as_lineage_mask_and_bits(size: int) -> None:
+def test_ancestors_as_lineage_mask_and_bits(size: int, grower: type[Grower]) -> None:
     tree = random_tree(size, size)
-    *_, line = on_device(tree)
+    _, parents, _, known = on_device(tree)
+    line, seen = torch.full_like(known, -1), torch.ones(size, size, dtype=torch.bool)
+    bits = torch.full((size, -(-size // 32)), -1, dtype=torch.int32)
+    grower(Growth(size - 1), 1, 1, CPU).relate(parents, line, seen, bits)
+    assert torch.equal(line, known)
     for node in range(size):
         assert set(line[node].tolist()) == {0, node, *tree.path(node)}
-    seen = visible(line)
     assert np.array_equal(seen.numpy(), tree.ancestors())
-    bits = bitmask(seen)
-    assert bits.dtype == torch.int32 and bits.shape == (size, -(-size // 32))
     back = (bits[:, :, None] >> torch.arange(32)) & 1
     assert np.array_equal(back.flatten(1)[:, :size].bool().numpy(), tree.ancestors())
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from draftwood.bench import grid
 from draftwood.bench.grid import GridOptions, lengthened, places, run_grid, summarize
-from draftwood.bench.grid_table import FIXED, OURS, Cell, Place, by_drafter, by_method, page
+from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse
 from draftwood.drafters.base import Request
@@ -88,7 +88,7 @@ def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
 
 
 def totals(plain: float, ours: float, fixed: float) -> dict[str, np.ndarray]:
-    seconds = {PLAIN: plain, OURS: ours, **dict.fromkeys(FIXED, 9.0), FIXED[1]: fixed}
+    seconds = {PLAIN: plain, OURS: ours, NEW: ours, **dict.fromkeys(FIXED, 9.0), FIXED[1]: fixed}
     return {method: np.array([[10.0, s], [10.0, s]]) for method, s in seconds.items()}
 
 
@@ -117,7 +117,7 @@ def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
     found = totals(1.0, 1.0, 1.0)
     found[FIXED[0]][:] = [10.0, 1.05]
     ran = dict.fromkeys(found)
-    assert list(grid.sieved(ran, found)) == [PLAIN, OURS, *FIXED[:2]]  # type: ignore[arg-type, type-var]
+    assert list(grid.sieved(ran, found)) == [PLAIN, OURS, NEW, *FIXED[:2]]  # type: ignore[arg-type, type-var]
     found[FIXED[0]][1] = 0  # left out after the first prompt, which was an easy one
     found[FIXED[0]][0] = [10.0, 0.1]
     cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0)
@@ -127,7 +127,7 @@ def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
 def tiny_llm(target: Target) -> Any:
     drafter = Truthful("truthful", truth=[5] * 300)
     engine = SimpleNamespace(latency=LatencyModel(MACHINE, target.work, drafter.work))
-    return SimpleNamespace(target=target, drafter=drafter, engine=engine, encode=lambda text: [1, 2, len(text)])
+    return SimpleNamespace(target=target, drafter=drafter, engine=engine, encode=lambda text: [1, 2, len(text) % 90])
 
 
 def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part(target: Target) -> None:
@@ -138,6 +138,14 @@ def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part
     costs = {method: engine.latency.costs(4, 20).verify_s for method, engine in after.items()}
     assert all(np.array_equal(cost, costs[PLAIN]) and (cost != before).all() for cost in costs.values())
     assert len({id(engine.latency) for engine in after.values()}) == 3
+
+
+def test_what_an_earlier_process_learned_of_acceptance_is_known_to_ours_alone(target: Target) -> None:
+    ran = grid.engines(tiny_llm(target), Place("s", 0.0, "good", 16), (PLAIN, OURS, NEW))
+    known = {engine.drafter is None: PrefixCache(engine.drafter, 128) for engine in ran.values()}
+    after = grid.experienced(ran, [[1, 2, 3], [1, 2, 4]], 60, 0.0, known)
+    assert {method: len(engine.experience()) for method, engine in after.items()} == {PLAIN: 0, OURS: 1, NEW: 0}
+    assert not ran[OURS].experience()
 
 
 def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +164,7 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     assert len(found) == len({c.place for c in found}) == 6, "of nine cells three do not fit into 256 tokens"
     assert "3 cells do not fit" in screen.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "out" / "README.md").read_text().startswith("# Never slower?")
-    assert all(set(c.tokens_per_s) == {PLAIN, OURS, *FIXED} for c in found)
+    assert all(set(c.tokens_per_s) == {PLAIN, OURS, NEW, *FIXED} for c in found)
     (tmp_path / "out" / "grid.jsonl").write_text("{}")
     with pytest.raises(BadInput, match="another --out"):
         go(1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from draftwood import registry
-from draftwood.device.growth import Grower
+from draftwood.device.growth import DeviceTree, Grower
 from draftwood.drafters.base import Candidates, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.lattice import candidates
@@ -26,7 +26,7 @@ from draftwood.native.growth import grower
 from draftwood.pool import Pool, Weights
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
-from tests.cpu.test_device_growth import CPU, LOGP, check_same
+from tests.cpu.test_device_growth import CPU, LOGP, check_same, every_grower
 from tests.cpu.test_grow import check_tree, paths, same
 from tests.reference import dflash_files, tiny_target
 
@@ -96,21 +96,23 @@ def test_a_chain_takes_the_best_child_of_each_node(draft: Trellis) -> None:
         assert every[tuple(tokens[: length + 1])] == max(siblings.values())
 
 
-def device_tree(draft: Trellis, growth: Growth, limit: int = 99):
+def device_tree(grower: type[Grower], draft: Trellis, growth: Growth) -> DeviceTree:
     parts = draft.lattice.tokens, draft.lattice.logp, draft.pairs
-    found = Grower(growth, *draft.lattice.tokens.shape, CPU, paired=True)
-    return found(Candidates(*map(torch.from_numpy, parts)), torch.tensor([ROOT]), torch.tensor(limit))
+    found = grower(growth, *draft.lattice.tokens.shape, CPU, paired=True)
+    return found(Candidates(*map(torch.from_numpy, parts)), torch.tensor([ROOT]), torch.tensor(99), torch.tensor(999))
 
 
+@every_grower
 @given(trellises(), st.integers(0, 40))
 @settings(max_examples=200)
-def test_a_device_grows_the_same_tree(draft: Trellis, n_max: int) -> None:
-    check_same(device_tree(draft, Growth(n_max)), grow(draft, ROOT, n_max))
+def test_a_device_grows_the_same_tree(grower: type[Grower], draft: Trellis, n_max: int) -> None:
+    check_same(device_tree(grower, draft, Growth(n_max)), grow(draft, ROOT, n_max))
 
 
+@every_grower
 @given(trellises(), st.integers(1, 4), st.integers(1, 5))
-def test_a_device_grows_the_same_beam(draft: Trellis, width: int, depth: int) -> None:
-    found = device_tree(draft, Growth(width * depth, width, depth))
+def test_a_device_grows_the_same_beam(grower: type[Grower], draft: Trellis, width: int, depth: int) -> None:
+    found = device_tree(grower, draft, Growth(width * depth, width, depth))
     expected = beam(draft, ROOT, width, depth)
     np.testing.assert_allclose(found.mass[1 : 1 + int(found.count)].numpy(), expected.mass[1:], rtol=1e-6)
 

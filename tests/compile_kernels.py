@@ -1,7 +1,7 @@
-"""Compile the tree-attention kernels for the CUDA architectures named, on a machine without any; a script.
+"""Compile tree attention and growth for the CUDA architectures named, on a machine without any; a script.
 
 A stand-in for the driver says which architecture to compile for, and launches only compile. Prints one JSON object:
-architecture to how many kernels a round of every width needed and the shared memory of the largest.
+architecture to how many of each kernel every width and way of growing needed, and the shared memory of the largest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from draftwood.attention import triton_alone, triton_tree
+from draftwood.device import triton_growth
+from draftwood.device.ancestors import bitmask, lineage, visible
+from draftwood.drafters.base import Candidates
+from draftwood.grow import Growth
 from tests.attention_cases import make_case, random_tree
 
 KERNELS = {
     triton_tree: ("_attend_split", "_merge_splits"),
     triton_alone: ("_attend_alone", "_merge_alone"),
+    triton_growth: ("_best_first", "_relate"),
 }
 
 
@@ -52,7 +57,18 @@ class Compiled:
         self.found[made.hash] = made.metadata.shared
 
 
-def compile_for(architecture: int) -> dict[str, int]:
+def grow(growth: Growth, paired: bool) -> None:
+    """A tree of a draft of 15 depths with 16 candidates each, and who sees whom in it."""
+    names, pairs = torch.zeros(15, 16, dtype=torch.int64), torch.zeros(14, 16, 16) if paired else None
+    grower = triton_growth.TritonGrower(growth, 15, 16, names.device, paired)
+    numbers = torch.zeros(1, dtype=torch.int64), torch.tensor(99), torch.tensor(99)
+    tree = grower(Candidates(names, torch.zeros(15, 16), pairs), *numbers)
+    parents = torch.zeros_like(tree.parents)  # nothing has run
+    line = lineage(parents, 15)
+    grower.relate(parents, line, visible(line), bitmask(visible(line)))
+
+
+def compile_for(architecture: int) -> dict[str, int | dict[str, int]]:
     triton.runtime.driver.set_active(Absent(architecture))
     named = [(module, name) for module, names in KERNELS.items() for name in names]
     usual = [getattr(module, name) for module, name in named]
@@ -63,15 +79,18 @@ def compile_for(architecture: int) -> dict[str, int]:
         case = make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40)
         case.attend()
         case.alone()
+    for growth in (Growth(256), Growth(64), Growth(15, per_depth=1)):
+        grow(growth, False)
+        grow(growth, True)
     for (module, name), kernel in zip(named, usual, strict=True):
         setattr(module, name, kernel)
     return dict(
-        kernels=sum(len(kernel.found) for kernel in kernels),
+        kernels={name: len(kernel.found) for (_, name), kernel in zip(named, kernels, strict=True)},
         shared_bytes=max(bytes_ for kernel in kernels for bytes_ in kernel.found.values()),
     )
 
 
 if __name__ == "__main__":
-    for module in KERNELS:
+    for module in (triton_tree, triton_alone):
         module.product_format = lambda query: tl.bfloat16  # as on the device
     print(json.dumps({name: compile_for(int(name)) for name in sys.argv[1:]}))
