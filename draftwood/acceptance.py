@@ -8,7 +8,6 @@ whatever was learned. Formulas: docs/policies.md; what else was tried: docs/log.
 from __future__ import annotations
 
 from collections import deque
-from copy import copy
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import Any
@@ -99,7 +98,7 @@ class AcceptanceModel:
     @property
     def nodes(self) -> int:
         """How many nodes are worth growing, by the same rule. Where all masses are alike, none of them is faint."""
-        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * int(self._recent.sizes.max()), LEAST_GROWN)
+        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * max(self._recent.sizes), LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.
@@ -171,7 +170,7 @@ class AcceptanceModel:
         # What came out alone is mostly luck where it is little. What is known now of recent trees is steadier, but slow
         # to believe that a drafter is no good at all.
         recent, weight = self._recent, self._recent.weight
-        shares, came = recent.shares / weight, recent.emitted
+        shares, came = np.array(recent.shares) / weight, np.array(recent.emitted)
         expected = 1 + np.repeat(shares, recent.sizes) @ _sigmoid(recent.features @ self.weights)
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
@@ -199,7 +198,7 @@ class AcceptanceModel:
         model = AcceptanceModel()
         model.weights = self.weights.copy()
         model._inform(PRIOR + HERITAGE * (self._information - PRIOR))
-        model._recent, model._seen, model._idle = copy(self._recent), self._seen, self._idle
+        model._recent, model._seen, model._idle = self._recent.copy(), self._seen, self._idle
         return model
 
     def to_json(self) -> dict[str, object] | None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from draftwood.accept import Likelihood, Verdict
 from draftwood.acceptance import TOGETHER
 from draftwood.choosing import Chooser, Load, mean_context
-from draftwood.latency import LatencyModel
+from draftwood.latency import LatencyModel, reach
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
@@ -57,6 +58,17 @@ class _Begun:
     first: bool  # drafts where the round before it did not
 
 
+class _Kind(NamedTuple):
+    """Of rounds that teach the same thing."""
+
+    requests: int
+    first: bool  # as in `_Begun`
+    drafted: bool
+    n: int
+    padding: int
+    reach: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
     """A round for the latency model. It is learned from when it is over, so in a later one's `observe`."""
@@ -65,6 +77,11 @@ class _Timed:
     requests: int
     drafted: int  # requests
     first: bool  # as in `_Begun`
+
+    @property
+    def kind(self) -> _Kind:
+        r = self.round
+        return _Kind(self.requests, self.first, r.drafted, r.n, r.padding, reach(r.context))
 
 
 class Batch:
@@ -185,7 +202,9 @@ class Batch:
                 if len(writing) > 1:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
-            whole = replace(records[0], context=context, n=nodes, drafted=drafted > 0, padding=padding)
+            whole = records[0]
+            if len(writing) > 1:
+                whole = replace(whole, context=context, n=nodes, drafted=drafted > 0, padding=padding)
             self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
 
@@ -199,11 +218,15 @@ class Batch:
 
     def _learn(self) -> None:
         """What the last rounds took. Drafting for some is another model's business than verifying beside all."""
+        alike: dict[_Kind, list[Round]] = {}
         for timed in self._timed:
-            seconds = dict(timed.round.seconds)
-            if timed.requests > 1 and (draft_s := seconds.pop("draft", 0.0)):
-                self._latency_of(timed.drafted).observe_draft(draft_s, timed.round.context, timed.first)
-            self._latency_of(timed.requests).observe(replace(timed.round, seconds=seconds), timed.first)
+            round = timed.round
+            if timed.requests > 1 and (draft_s := round.seconds.get("draft", 0.0)):
+                self._latency_of(timed.drafted).observe_draft(draft_s, round.context, timed.first)
+                round = replace(round, seconds={verb: s for verb, s in round.seconds.items() if verb != "draft"})
+            alike.setdefault(timed.kind, []).append(round)
+        for kind, rounds in alike.items():
+            self._latency_of(kind.requests).observe(*rounds, first=kind.first)
         self._timed.clear()
 
     def _width(self, tokens: int) -> int:

@@ -132,15 +132,16 @@ class Curve:
         seconds[untried] = np.minimum(seconds[untried], least[untried])
         return seconds
 
-    def learn(self, width: int, seconds: float, prior: Array) -> tuple[float, float]:
-        """One observation. Returns the log of observed over expected, and how much of that the curve's own doubt does
-        not explain, from 0 to 1."""
+    def learn(self, width: int, seconds: float, prior: Array, times: int = 1) -> tuple[float, float]:
+        """One observation, or what several of one width have in common. Returns the log of observed over expected, and
+        how much of that the curve's own doubt does not explain, from 0 to 1."""
         parts, now = _parts(width), self.seconds(prior)
         expected = float(parts @ now)
         error = log(seconds / expected)
-        doubt, slope = self._doubt + DRIFT, parts * now / expected  # of the expected log by each ratio's
+        doubt, slope = self._doubt + times * DRIFT, parts * now / expected  # of the expected log by each ratio's
         pull = doubt @ slope
-        variance = 1 + float(slope @ pull)  # of the error: the observation's and the curve's
+        own = 1 / times
+        variance = own + float(slope @ pull)  # of the error: the observation's and the curve's
         scale = sqrt(variance)
         moved = clipped(error / scale, self._spread)
         share = moved * scale / error if error else 1.0  # of the observation that is believed: it teaches no more
@@ -148,9 +149,9 @@ class Curve:
         self._value = believed + pull * moved / scale
         self._doubt = doubt - share * np.outer(pull, pull) / variance
         self._spread = widened(self._spread, moved)
-        self._seen = self._seen + parts
+        self._seen = self._seen + times * parts
         self._last = None
-        return error, max(2 - variance, 0.0)
+        return error, max(1 + own - variance, 0.0)
 
     def to_json(self) -> list[list[float]]:
         return np.stack([self._value, self._seen], 1).tolist()

@@ -8,10 +8,11 @@ logarithm of observed over prior at a few widths (`curve.py`). Formulas: docs/la
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import exp, log
+from statistics import median
 
 import numpy as np
 
@@ -186,25 +187,28 @@ class LatencyModel:
         host = float(np.interp(1 + n, WIDTHS, self._learned.host.seconds(HOST_PRIOR)))
         return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
 
-    def observe(self, round: Round, first: bool = False) -> None:
-        """Learn from where a round's seconds went; a `first` one drafts where those before it did not.
+    def observe(self, *rounds: Round, first: bool = False) -> None:
+        """Learn from where the seconds of a round went, or of several that are alike: in nodes, kind and reach.
 
-        It catches up on the text since, in code that no cache holds any more. Drafting on is cheaper, so it is learned
-        apart.
+        A `first` one drafts where those before it did not. It catches up on the text since, in code that no cache holds
+        any more. Drafting on is cheaper, so it is learned apart.
         """
-        self._latest.append(replace(round, draft=None))
-        verify, draft = round.seconds.get("verify", 0.0), round.seconds.get("draft", 0.0)
-        host, usually = round.total_s - verify - draft, exp(-self._pace)
-        if verify > 0 and round.width in self._warm:
-            self._learn_verify(round, verify * usually)
-        self._warm.add(round.width)  # a width's first forward makes kernels for it: no word on the next ones
-        teaches = self._teaches(round.context, first)
-        if draft > 0:
-            self.observe_draft(draft, round.context, first)
-        if host > 0 and round.drafted and teaches:
-            self._learned.host.learn(1 + round.n, host * usually, HOST_PRIOR)
-        elif host > 0 and not round.drafted:
-            self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
+        self._latest.extend(rounds)
+        like, usually = rounds[0], exp(-self._pace)
+        warm = rounds[like.width not in self._warm :]  # a width's first forward makes kernels: no word on the next ones
+        if warm and like.seconds.get("verify", 0.0) > 0:
+            self._learn_verify(warm, usually)
+        self._warm.add(like.width)
+        teaches = self._teaches(like.context, first)
+        for round in rounds:
+            if (draft := round.seconds.get("draft", 0.0)) > 0:
+                self.observe_draft(draft, round.context, first)
+        hosts = [round.total_s - round.seconds.get("verify", 0.0) - round.seconds.get("draft", 0.0) for round in rounds]
+        if (host := median(hosts)) > 0 and like.drafted and teaches:
+            self._learned.host.learn(1 + like.n, host * usually, HOST_PRIOR, len(rounds))
+        for host in () if like.drafted else hosts:
+            if host > 0:
+                self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
     def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:
@@ -221,17 +225,21 @@ class LatencyModel:
         """Whether a draft says what drafting on takes."""
         return not first or self._learned.draft_at(context).seen < ROUTINE
 
-    def _learn_verify(self, round: Round, usual: float) -> None:
+    def _learn_verify(self, rounds: Sequence[Round], usually: float) -> None:
         """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
 
         What is not well known has itself to blame. A machine that slows down for a while slows all widths: blaming the
         one in use would send the policy to others until it had wronged them all.
         """
-        curve = self._learned.verify_at(round.context)
-        surprise, known = curve.learn(round.width, usual, self._verify_prior(round.context))
-        self._pace = FADE * (self._pace + PACE * known * min(max(surprise, -LEAP), LEAP))
-        if self._trial is not None:
-            self._judge(self._trial, round)
+        like, times = rounds[0], len(rounds)
+        seconds = usually * median(round.seconds["verify"] for round in rounds)
+        curve, prior = self._learned.verify_at(like.context), self._verify_prior(like.context)
+        surprise, known = curve.learn(like.width, seconds, prior, times)
+        taken = (1 - (1 - PACE) ** times) * known * min(max(surprise, -times * LEAP), times * LEAP)
+        self._pace = FADE**times * (self._pace + taken)
+        for round in rounds:
+            if self._trial is not None:
+                self._judge(self._trial, round)
 
     def _judge(self, trial: _Trial, round: Round) -> None:
         """Drop a restored profile that is far off as it was: of another load, clock or build."""

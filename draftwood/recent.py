@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import nan
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-
-from draftwood.tree import Ints
 
 Array = NDArray[np.float64]
 
@@ -14,55 +15,73 @@ HANDED_ON = 16  # rounds that stand for all of them in a later process
 
 
 class Recent:
-    """In the order of their coming. Arrays are replaced, never written into, so a copy is one of its own."""
+    """The latest rounds, in the order of their coming. Lists, because numpy's calls take longer than so few numbers."""
 
     def __init__(self) -> None:
-        self.features: Array = np.empty((0, 3))  # of the nodes of all rounds, one round's behind the other's
-        self.sizes: Ints = np.empty(0, np.int64)  # nodes of each
-        self.emitted: Array = np.empty(0)  # tokens that each gave, the bonus token included
-        self.confidences: Array = np.empty(0)  # the target's before each; NaN if unknown
-        self.shares: Array = np.empty(0)  # what each weighs
+        self.features: Array = np.empty((0, 3))  # of the nodes of all rounds; replaced, never written into
+        self.sizes: list[int] = []  # nodes of each
+        self.emitted: list[float] = []  # tokens that each gave, the bonus token included
+        self.confidences: list[float] = []  # the target's before each; NaN if unknown
+        self.shares: list[float] = []  # what each weighs
+        self.weight = 0.0  # of all
+        self._known = self._sure = 0.0  # of those whose confidence is known, and with it as a factor
 
     def __len__(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def weight(self) -> float:
-        return float(self.shares.sum())
+        return len(self.shares)
 
     @property
     def confidence(self) -> float:
         """The target's, on average; NaN if unknown."""
-        weights = np.where(np.isnan(self.confidences), 0.0, self.shares)
-        total = float(weights.sum())
-        return float(weights @ np.nan_to_num(self.confidences)) / total if total else float("nan")
+        return self._sure / self._known if self._known else nan
+
+    def copy(self) -> Recent:
+        made = Recent()
+        made.features, made.weight, made._known, made._sure = self.features, self.weight, self._known, self._sure
+        for rows, row in zip(made._rows(), self._rows(), strict=True):
+            rows.extend(row)
+        return made
 
     def fade(self, factor: float) -> None:
-        self.shares = self.shares * factor
+        self.shares = [factor * share for share in self.shares]
+        self.weight, self._known, self._sure = factor * self.weight, factor * self._known, factor * self._sure
 
     def add(self, features: Array, emitted: float, confidence: float, share: float = 1.0) -> None:
         """One more round; the oldest one goes if there are too many."""
-        oldest, kept = int(self.sizes[0]) if len(self) == KEPT else 0, slice(1 - KEPT, None)
-        self.features = np.concatenate([self.features[oldest:], features])
-        self.sizes = np.append(self.sizes[kept], len(features))
-        self.emitted, self.shares = np.append(self.emitted[kept], emitted), np.append(self.shares[kept], share)
-        self.confidences = np.append(self.confidences[kept], confidence)
+        if len(self) == KEPT:
+            self.features = self.features[self.sizes[0] :]
+            self._count(-self.shares[0], self.confidences[0])
+            for row in self._rows():
+                del row[0]
+        self.features = np.concatenate([self.features, features])
+        self._count(share, confidence)
+        for row, value in zip(self._rows(), (len(features), emitted, confidence, share), strict=True):
+            row.append(value)
+
+    def _count(self, share: float, confidence: float) -> None:
+        self.weight += share
+        if confidence == confidence:
+            self._known, self._sure = self._known + share, self._sure + share * confidence
+
+    def _rows(self) -> tuple[list[Any], ...]:
+        return self.sizes, self.emitted, self.confidences, self.shares
 
     def to_json(self) -> list[dict[str, object]]:
         """A few rounds, from the poorest to the richest, that stand for all of them: the same mean, the same spread."""
         order = np.argsort(self.emitted, kind="stable")
-        reached = np.cumsum(self.shares[order])
+        reached = np.cumsum(np.array(self.shares)[order])
         steps = (np.arange(HANDED_ON) + 0.5) * self.weight / HANDED_ON
-        parts = np.split(self.features, np.cumsum(self.sizes)[:-1])
-        return [
-            {
-                "logits": parts[i][:, 1].round(3).tolist(),
-                "depths": parts[i][:, 2].astype(int).tolist(),
-                "emitted": round(float(self.emitted[i]), 3),
-                "confidence": None if np.isnan(self.confidences[i]) else round(float(self.confidences[i]), 4),
-            }
-            for i in order[np.searchsorted(reached, steps)]
-        ]
+        nodes = np.split(self.features, np.cumsum(self.sizes)[:-1])
+        return [self._row_to_json(int(i), nodes[i]) for i in order[np.searchsorted(reached, steps)]]
+
+    def _row_to_json(self, i: int, features: Array) -> dict[str, object]:
+        _, logits, depths = features.T
+        sure = self.confidences[i]
+        return {
+            "logits": logits.round(3).tolist(),
+            "depths": depths.astype(int).tolist(),
+            "emitted": round(self.emitted[i], 3),
+            "confidence": round(sure, 4) if sure == sure else None,
+        }
 
     @classmethod
     def of_json(cls, rounds: list[dict[str, object]], weight: float) -> Recent:

@@ -165,7 +165,7 @@ def learned(trace: Trace) -> LatencyModel:
     sizes, draft = recorded_work(trace)
     model = LatencyModel(recorded_machine(trace), sizes.work, draft)
     for round, first in recorded_rounds(trace):
-        model.observe(round, first)
+        model.observe(round, first=first)
     return model
 
 

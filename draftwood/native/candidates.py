@@ -27,7 +27,7 @@ def choice(logits: Tensor, row: int) -> int:
 
 
 def confidence(logits: Tensor, row: int) -> float:
-    """The probability of the likeliest token of a row."""
+    """The probability of the likeliest token of a row, to about a percent."""
     logits = _in_line(logits)
     share: float = operators().functions.confidence(*_row(logits, row))
     return share

