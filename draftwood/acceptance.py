@@ -40,8 +40,9 @@ STEADY = 8  # the outlook is formed anew when the rounds behind it grew by one i
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 FEW = 12.0  # recent drafted rounds, in the outlook, that are few
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
-BETWEEN = 0.15  # tokens of a drafted round by which texts are thought to differ that are as predictable
-HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
+RECALLED = 4.0  # the same of texts of an earlier process, which may have been of another kind
+BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
+HOPE = 1.5  # standard errors that a drafted round may be better than expected, for as long as that is affordable
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -209,7 +210,7 @@ class AcceptanceModel:
             "weights": self.weights.round(4).tolist(),
             "information": self._information.round(2).tolist(),
             "rounds": self._recent.to_json(),
-            "weight": min(self._recent.weight, CARRIED),
+            "weight": min(self._recent.weight, RECALLED),
             "texts": self._texts,
             "depth": self._depth,
             "paths": list(self._paths),
