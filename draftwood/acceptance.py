@@ -36,13 +36,13 @@ TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and
 LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
 SHALLOWEST = 4  # positions that are always drafted: a look at a drafter that failed must be able to show better
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
-STEADY = 8  # the outlook is formed anew when the rounds behind it grew by one in so many
+STEADY = 4  # the outlook is formed anew when the rounds behind it grew by one in so many
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 FEW = 12.0  # recent drafted rounds, in the outlook, that are few
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 RECALLED = 4.0  # the same of texts of an earlier process, which may have been of another kind
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
-HOPE = 1.5  # standard errors that a drafted round may be better than expected, for as long as that is affordable
+HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 

@@ -81,6 +81,10 @@ class Engine:
         made._latencies = prices
         return made
 
+    def acceptance(self, policy: str, temperature: float) -> AcceptanceModel:
+        """What texts have taught so far of the trees of a policy, at a temperature and those like it."""
+        return self._acceptance.setdefault((policy, temperature_bucket(temperature)), AcceptanceModel())
+
     def experience(self) -> list[list[object]]:
         """What texts have taught of acceptance, for `recall` in a later process with the same target and drafter."""
         models = ((*kind, model.to_json()) for kind, model in self._acceptance.items())
@@ -147,8 +151,7 @@ class Engine:
         self.check(prompt, max_new_tokens)
         sampling, policy = sampling or Sampling(), policy or self.policy
         end = min(self.target.context_limit, len(prompt) + max_new_tokens)
-        kind = policy.name, temperature_bucket(sampling.temperature)
-        acceptance = self._acceptance.setdefault(kind, AcceptanceModel())
+        acceptance = self.acceptance(policy.name, sampling.temperature)
         sampler = Sampler(sampling, prompt, rule)
         return Request(sampler, len(prompt), end, policy, acceptance, acceptance.child(), stop_ids)
 

@@ -274,9 +274,9 @@ def _asks(part: Part, logits: Tensor) -> bool:
 
 
 def _heeds(part: Part) -> bool:
-    """Whether to look how sure the target is: a pass over a row, so of plain rounds at every second token."""
+    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every second token."""
     request = part.request
-    return request.policy.calibrated and not part.known and (len(part.tree) > 0 or len(request.sampler.tokens) % 2 == 0)
+    return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 2 == 0
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

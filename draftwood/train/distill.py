@@ -16,6 +16,7 @@ from draftwood.bench.environment import memory_bytes
 from draftwood.embedded import embedded_target
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
+from draftwood.memory import free_bytes
 from draftwood.store import read_json, write_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest
@@ -30,8 +31,8 @@ from draftwood.train.writing import SELF_TOKENS, Limits, Writing
 UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
-GPU_ROWS = 256
-CPU_ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once on a CPU: the most whose cache is roomy
+ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache is roomy
+GPU_ROWS = (1024, 512, 256, *ROWS)
 ROOMY = 0.25  # of the memory, at most
 SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
 
@@ -189,10 +190,9 @@ def open_writing(
 def at_once(options: DistillOptions, longest: int, target: Target) -> int:
     """How many texts of up to `longest` tokens to write together. Raises BadInput if they do not fit in memory."""
     most = max(int(SURPLUS * options.tokens / options.max_new_tokens), 1)
-    if target.device.type != "cpu":
-        return options.rows or min(GPU_ROWS, most)
-    row, have = longest * target.kv_bytes_per_token(), memory_bytes() or inf
-    roomy = next((rows for rows in CPU_ROWS if rows * row <= ROOMY * have), 1)
+    on_gpu, row = target.device.type == "cuda", longest * target.kv_bytes_per_token()
+    have = (free_bytes(target.device) if on_gpu else memory_bytes()) or inf
+    roomy = next((rows for rows in (GPU_ROWS if on_gpu else ROWS) if rows * row <= ROOMY * have), 1)
     size = options.rows or min(roomy, most)
     if size * row > 0.7 * have:
         raise BadInput(

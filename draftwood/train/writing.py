@@ -15,7 +15,7 @@ from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
 from draftwood.sampling import Sampling, uniform
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
-from draftwood.train.rows import CHUNK, Rows
+from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
 
 LOOK_EVERY = 16  # tokens between two looks for a loop
@@ -99,7 +99,7 @@ class Writing:
     def _fill(self) -> Iterator[Text]:
         """Give free rows jobs, once there are some of them; texts that end with their first token make room again."""
         while len(self._active) <= self.size - max(1, self.size // TOGETHER) and (begun := self._begin()):
-            for places in by_length(begun):
+            for places in by_length(begun, self.rows.chunk):
                 rows = [self._active[place] for place in places]
                 logits = self.rows.prefill(places, [row.tokens for row in rows])
                 for place, token in zip(places, draw(logits, rows, self.limits.seed), strict=True):
@@ -147,11 +147,11 @@ class Writing:
         self.rows.free(place)
 
 
-def by_length(prompts: Mapping[int, int]) -> Iterator[list[int]]:
-    """Places of prompts that are read together: of similar length, and at most a chunk of tokens unless alone."""
+def by_length(prompts: Mapping[int, int], chunk: int) -> Iterator[list[int]]:
+    """Places of prompts that are read together: of similar length, and at most `chunk` tokens unless alone."""
     together: list[int] = []
     for place in sorted(prompts, key=prompts.__getitem__):
-        if together and sum(prompts[other] for other in together) + prompts[place] > CHUNK:
+        if together and sum(prompts[other] for other in together) + prompts[place] > chunk:
             yield together
             together = []
         together.append(place)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from draftwood import registry
+from draftwood.acceptance import TRIAL_NODES
 from draftwood.attention import dispatch, triton_backend
 from draftwood.device import rounds as device_rounds
 from draftwood.device import stages as device_stages
@@ -187,16 +188,29 @@ def test_the_drafter_gets_the_taps_of_what_was_committed(target: Target, truth: 
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernel needs its interpreter here")
-@pytest.mark.parametrize("policy", ["dflash", "ddtree:9"])
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:9", "bastion:9"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
-def test_rounds_through_the_tree_attention_kernel(family: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_through_the_kernels_of_growth_and_tree_attention(
+    family: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
+    from draftwood.device.triton_growth import TritonGrower
+
     target = tiny_target(family, dtype=torch.float32)
     plain = text(list(engine(target, None, "autoregressive", "host").run(PROMPT, 16)))
     made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + plain)), policy)
     kernel = dataclasses.replace(triton_backend.TRITON, declines=lambda args: None)
     monkeypatch.setattr(dispatch, "BACKENDS", (kernel,))
+    monkeypatch.setattr(device_stages, "grower", TritonGrower)
     assert text(list(made.run(PROMPT, 16))) == plain
+
+
+def test_no_more_nodes_are_grown_than_were_of_use_lately(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), "bastion")
+    grown = [step.round.grown for step in made.run(PROMPT, 30) if step.round and step.round.drafted]
+    assert grown[:3] == [TRIAL_NODES] * 3
+    fixed = engine(target, Tabled(Noisy("noisy", vocab=97)), "ddtree:21")
+    assert {step.round.grown for step in fixed.run(PROMPT, 12) if step.round and step.round.drafted} >= {21}
 
 
 def test_the_widest_tree_and_its_padding_are_recorded(target: Target, truth: list[int]) -> None:

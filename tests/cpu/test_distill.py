@@ -23,11 +23,11 @@ from draftwood.train import writing
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import EvalOptions, Tally, warnings
 from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
-from draftwood.train.rows import PagedRows, PlainRows, open_rows
+from draftwood.train.rows import CapturedRows, PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
 from draftwood.train.writing import Limits, Writing, loop_start
-from tests.reference import VOCAB, byte_tokenizer, plain_logits, tiny_model, tiny_target
+from tests.reference import VOCAB, ReplayedGraphs, byte_tokenizer, plain_logits, tiny_model, tiny_target
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}<end>{% endfor %}"
@@ -69,7 +69,11 @@ def written(rows, size: int, jobs: list[Job], **limits) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("waits", [False, True])  # for free rows before it reads prompts
-@pytest.mark.parametrize(("family", "kind"), [("llama", PagedRows), ("qwen3_sliding", PagedRows), ("gpt2", PlainRows)])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(family, kind) for family in ("llama", "qwen3_sliding") for kind in (PagedRows, CapturedRows)]
+    + [("gpt2", PlainRows)],
+)
 def test_rows_together_write_what_each_writes_alone(
     family: str, kind: type, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,8 +82,12 @@ def test_rows_together_write_what_each_writes_alone(
     monkeypatch.setattr("draftwood.train.writing.LOOP", 1000)
     monkeypatch.setattr("draftwood.train.writing.TOGETHER", 1 if waits else 16)
     target, jobs = tiny_target(family), some_jobs()
-    rows = open_rows(target, 3, 100)
-    assert type(rows) is kind
+    assert type(open_rows(target, 3, 100)) in (PagedRows, kind)  # captured on a GPU
+    rows = kind(target, 3, 100)
+    if kind is CapturedRows:
+        monkeypatch.setattr("draftwood.train.rows.BUCKET", 32)
+        rows = kind(target, 3, 100)
+        rows._graphs = ReplayedGraphs(target.device)
     together = written(rows, 3, jobs)
     assert together == written(PlainRows(target, 1, 100), 1, jobs) and len(together) == len(jobs)
     greedy = jobs[0]
@@ -89,11 +97,16 @@ def test_rows_together_write_what_each_writes_alone(
     assert together[0] == tokens
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_sliding", "gpt2"])
-def test_prompts_read_together_give_the_logits_of_each_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", PagedRows), ("llama", CapturedRows), ("qwen3_sliding", PagedRows), ("gpt2", PlainRows)],
+)
+def test_prompts_read_together_give_the_logits_of_each_alone(
+    family: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("draftwood.train.rows.PAGE", 8)
     target = tiny_target(family)
-    rows, prompts = open_rows(target, 4, 40), [list(range(3)), [5], list(range(40, 79)), [7] * 8]
+    rows, prompts = kind(target, 4, 40), [list(range(3)), [5], list(range(40, 79)), [7] * 8]
     logits = rows.prefill([2, 0, 3, 1], prompts)
     for prompt, found in zip(prompts, logits, strict=True):
         torch.testing.assert_close(found, plain_logits(target, prompt)[-1], rtol=1e-5, atol=1e-6)

@@ -449,6 +449,35 @@ def test_costs_stay_positive_and_finite(history: list[tuple[int, float, bool]]) 
         assert np.isfinite(array).all() and (array > 0).all()
 
 
+def test_rounds_that_are_alike_teach_at_once_what_they_teach_one_by_one() -> None:
+    one_by_one, at_once, rng = model(), model(), np.random.default_rng(1)
+    for i in range(60):
+        n, drafted = (7, True) if i % 2 else (0, False)
+        four = [a_round(n, TRUE_S[1 + n] * np.exp(0.02 * rng.normal()), drafted) for _ in range(4)]
+        for round in four:
+            one_by_one.observe(round)
+        at_once.observe(*four)
+    slow, quick = one_by_one.costs(8, 100), at_once.costs(8, 100)
+    np.testing.assert_allclose(quick.round_s(), slow.round_s(), rtol=0.02)
+    assert quick.plain_s == pytest.approx(slow.plain_s, rel=0.02)
+    assert {part: e.median for part, e in at_once.errors().items()} == pytest.approx(
+        {part: e.median for part, e in one_by_one.errors().items()}, nan_ok=True
+    )
+
+
+def test_one_of_several_rounds_may_be_paused() -> None:
+    latency = model()
+    for _ in range(20):
+        latency.observe(*(a_round(7, 0.041) for _ in range(3)), a_round(7, 3.0))
+    assert latency.costs(8, 100).verify_s[7] == pytest.approx(0.041, rel=0.02)
+
+
+def test_a_widths_first_forward_is_no_word_on_those_beside_it() -> None:
+    latency = model()
+    latency.observe(a_round(7, 0.5), *(a_round(7, 0.041) for _ in range(3)))
+    assert latency.costs(8, 100).verify_s[7] == pytest.approx(0.041, rel=0.05)
+
+
 def test_a_learned_profile_survives_a_restart() -> None:
     old, new = trained([8, 16, 32], rounds=60), model()
     new.restore(json.loads(json.dumps(old.to_json())))

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
     "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "ledger", "trace", "recording",
     "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "experts", "successors",
-    "predictability", "trellis", "errors", "store",
+    "predictability", "recent", "trellis", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"sampling"}  # of the idea, and for its types alone: test_numpy_alone.py
 DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train", "serve_ray"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import draftwood
 from draftwood.errors import BadInput, BadModel, DraftwoodError
 from draftwood.llm import LLM
+from draftwood.trace import Round
 from tests.reference import VOCAB, tiny_model
 
 WORDS = ["<end>", *(f"w{i}" for i in range(1, VOCAB))]
@@ -166,6 +169,27 @@ def test_what_was_learned_is_kept(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert learned[0].read_text() == kept, "a copy for comparisons would overwrite it with what it did not learn"
     learned[0].write_text("{")
     draftwood.load(str(folder), "ngram")
+
+
+def test_what_texts_taught_of_acceptance_is_known_to_the_next_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
+    first = draftwood.load(str(folder), "ngram")
+    drafted = Round(9, 1, True, np.array([0.5], np.float32), np.array([1]), [1], {}, {})
+    first.engine.acceptance("bastion", 0.7).observe(drafted)
+    assert not first.engine.experience(), "one round is no experience"
+    for _ in range(20):
+        first.engine.acceptance("bastion", 0.7).observe(drafted)
+    first.generate(PROMPT, max_new_tokens=2)
+    second = draftwood.load(str(folder), "ngram")
+    assert [row[:2] for row in second.engine.experience()] == [["bastion", 0.5]]
+    assert not second.fresh().engine.experience()
+    learned = next((tmp_path / "profiles").glob("learned-*.json"))
+    kept = json.loads(learned.read_text())
+    for damage in ("x", 3, [["bastion", 0.5, {}]], [["bastion"]], None):
+        learned.write_text(json.dumps(kept | {"acceptance": damage}))
+        assert not draftwood.load(str(folder), "ngram").engine.experience()
 
 
 def test_two_engines_in_one_process(folder: Path, llm: LLM) -> None:

@@ -12,7 +12,7 @@ from draftwood.target import Target
 from draftwood.train.features import Reader
 from draftwood.train.jobs import Job
 from draftwood.train.loop import Course, Watcher, add_gradients, train
-from draftwood.train.rows import PagedRows, open_rows
+from draftwood.train.rows import CapturedRows, open_rows
 from draftwood.train.state import Trainee, load_state, save_state
 from draftwood.train.together import DeviceReader, open_features
 from draftwood.train.writing import Limits, Writing
@@ -67,7 +67,7 @@ def test_distilled_texts_are_the_targets_own(dtype: torch.dtype) -> None:
     """Each token is the argmax of a forward over the whole text, or nearly as likely."""
     target = target_on("cuda", dtype)
     rows = open_rows(target, 4, 64)
-    assert isinstance(rows, PagedRows)
+    assert isinstance(rows, CapturedRows)
     jobs = iter([Job(i, tuple((7 * i + j) % 97 for j in range(5 + i)), 0.0, "made") for i in range(9)])
     texts = [text for text in Writing(rows, 4, jobs, Limits(40, frozenset(), 0)).texts() if text is not None]
     assert sorted(text.job for text in texts) == list(range(9))
