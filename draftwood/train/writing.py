@@ -13,11 +13,12 @@ from torch import Tensor
 
 from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
-from draftwood.sampling import Sampling, uniform
+from draftwood.sampling import Sampling, uniforms
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
 
+AHEAD = 64  # draws of a text that are made at once
 LOOK_EVERY = 16  # tokens between two looks for a loop
 LOOP = 64  # tokens that must repeat themselves
 PERIOD = 16  # longest period of a loop
@@ -163,7 +164,7 @@ def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
     tokens: list[int] = top_k(logits, 1)[1][:, 0].tolist()
     hot = [i for i, row in enumerate(rows) if row.temperature > 0]
-    u = [uniform(hash_of(seed, rows[i].job.number), len(rows[i].tokens)) for i in hot]
+    u = [quantile(seed, rows[i].job.number, len(rows[i].tokens)) for i in hot]
     heat = [rows[i].temperature for i in hot]
     if compiled.takes(logits):
         drawn = [compiled.drawn(logits, i, Sampling(t), x) for i, t, x in zip(hot, heat, u, strict=True)]
@@ -186,7 +187,16 @@ def _drawn(logits: Tensor, places: Sequence[int], heat: Sequence[float], u: Sequ
     return tokens
 
 
-@lru_cache(maxsize=1024)  # asked for at every token of a text
+def quantile(seed: int, job: int, place: int) -> float:
+    """The number from 0 to 1 that draws a job's token at this place."""
+    return _quantiles(seed, job, place // AHEAD)[place % AHEAD]
+
+
+@lru_cache(maxsize=4096)  # of all texts under way: a number by itself takes some microseconds
+def _quantiles(seed: int, job: int, block: int) -> list[float]:
+    return uniforms(hash_of(seed, job), block * AHEAD, AHEAD).tolist()
+
+
 def hash_of(seed: int, job: int) -> int:
     """A seed of its own for each job."""
     return int(np.random.SeedSequence([seed, job]).generate_state(1, np.uint64)[0] >> 1)
@@ -194,10 +204,10 @@ def hash_of(seed: int, job: int) -> int:
 
 def loop_start(tokens: Sequence[int], prompt: int) -> int | None:
     """Where a text that has begun to repeat itself is cut: behind two periods. None if it does not."""
-    tail = np.array(tokens[max(prompt, len(tokens) - LOOP) :])
+    tail = tokens[max(prompt, len(tokens) - LOOP) :]
     if len(tail) < LOOP:
         return None
     for period in range(1, PERIOD + 1):
-        if (tail[period:] == tail[:-period]).all():
+        if tail[-1 - period] == tail[-1] and tail[period:] == tail[:-period]:
             return len(tokens) - LOOP + 2 * period
     return None
