@@ -211,7 +211,6 @@ class AcceptanceModel:
             "information": self._information.round(2).tolist(),
             "rounds": self._recent.to_json(),
             "weight": min(self._recent.weight, RECALLED),
-            "texts": self._texts,
             "depth": self._depth,
             "paths": list(self._paths),
             "widths": list(self._widths),
@@ -221,7 +220,10 @@ class AcceptanceModel:
     @classmethod
     def of_json(cls, data: dict[str, Any]) -> AcceptanceModel:
         """A model that goes on from there as it would with another text, and believes its weights as little as those
-        that one request hands on to another. Raises ValueError, KeyError or TypeError for anything else."""
+        that one request hands on to another. How much texts differ is open again: these may be of another kind.
+
+        Raises ValueError, KeyError or TypeError for anything else.
+        """
         weights, information = np.array(data["weights"], np.float64), np.array(data["information"], np.float64)
         if weights.shape != (3,) or information.shape != (3, 3) or not np.isfinite(information).all():
             raise ValueError("a model has three weights, and what is known of each pair")
@@ -229,7 +231,7 @@ class AcceptanceModel:
         model.weights = np.minimum(np.maximum(weights, LOWEST), HIGHEST)
         model._inform(PRIOR + HERITAGE * (information - PRIOR))
         model._recent = Recent.of_json(data["rounds"], float(data["weight"]))
-        model._seen, model._texts, model._depth = float(data["weight"]), int(data["texts"]), int(data["depth"])
+        model._seen, model._depth = float(data["weight"]), int(data["depth"])
         model._paths.extend(map(int, data["paths"]))
         model._widths.extend(map(int, data["widths"]))
         model._faintest.extend(map(float, data["faintest"]))
