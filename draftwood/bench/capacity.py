@@ -78,7 +78,7 @@ class Priced:
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         return {}
 
-    def observe(self, round: Round, first: bool = False) -> None:
+    def observe(self, *rounds: Round, first: bool = False) -> None:
         pass
 
     def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:

@@ -46,7 +46,7 @@ def growers() -> list[type[Grower]]:
 every_grower = pytest.mark.parametrize("grower", growers())
 
 
-def grown(grower: type[Grower], draft: Lattice, growth: Growth, limit: int = 99, most: int = 999) -> DeviceTree:
+def grown(grower: type[Grower], draft: Lattice, growth: Growth, limit: int = 99, most: int = 9999) -> DeviceTree:
     given = Candidates(torch.from_numpy(draft.tokens), torch.from_numpy(draft.logp))
     numbers = torch.tensor([ROOT]), torch.tensor(limit), torch.tensor(most)
     return grower(growth, *draft.tokens.shape, CPU)(given, *numbers)
