@@ -13,13 +13,17 @@ from torch import Tensor
 
 from draftwood.device.growth import DeviceTree, Grower, edge_costs
 from draftwood.drafters.base import Candidates
+from draftwood.grow import Growth
 
 LAST = tl.constexpr(2**63 - 1)  # no key is higher
 SLOTS_OF_A_WARP = 256  # whose numbers fit into its registers
 
 
 class TritonGrower(Grower):
-    """The same trees as `Grower`'s."""
+    """The same trees as `Grower`'s, without its tables of levels."""
+
+    def __init__(self, growth: Growth, depth: int, width: int, device: torch.device, paired: bool = False) -> None:
+        self.growth, self.size = growth, growth.size(depth, width)
 
     def __call__(self, draft: Candidates, root: Tensor, limit: Tensor, most: Tensor) -> DeviceTree:
         growth, (depths, width) = self.growth, draft.tokens.shape
