@@ -67,14 +67,14 @@ def check_same(found: DeviceTree, expected: Tree) -> None:
 
 @every_grower
 @given(lattices(), st.integers(0, 60))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_it_grows_the_same_tree(grower: type[Grower], draft: Lattice, n_max: int) -> None:
     check_same(grown(grower, draft, Growth(n_max)), grow(draft, ROOT, n_max))
 
 
 @every_grower
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300))
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_it_grows_the_same_tree_from_untied_lattices(grower: type[Grower], seed: int, n_max: int) -> None:
     logits = np.random.default_rng(seed).normal(size=(15, 64)) * 2
     logp = -np.sort(-(logits - np.log(np.exp(logits).sum(1, keepdims=True))), axis=1).astype(np.float32)
@@ -84,6 +84,7 @@ def test_it_grows_the_same_tree_from_untied_lattices(grower: type[Grower], seed:
 
 @every_grower
 @given(lattices(), st.integers(1, 4), st.integers(1, 6))
+@settings(max_examples=40)
 def test_it_grows_the_same_beam(grower: type[Grower], draft: Lattice, width: int, depth: int) -> None:
     growth = Growth(width * depth, width, depth)
     check_same(grown(grower, draft.narrow(width), growth), beam(draft, ROOT, width, depth))
@@ -92,7 +93,7 @@ def test_it_grows_the_same_beam(grower: type[Grower], draft: Lattice, width: int
 @every_grower
 @pytest.mark.parametrize("spec", ["dflash", "dflash:3", "ddtree:9", "beam:3x4", "caddtree", "bastion", "bastion:paper"])
 @given(draft=lattices())
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_every_policy_grows_the_same_tree(grower: type[Grower], spec: str, draft: Lattice) -> None:
     policy = registry.policy(spec)
     assert isinstance(policy.grow, Growth)
@@ -102,6 +103,7 @@ def test_every_policy_grows_the_same_tree(grower: type[Grower], spec: str, draft
 
 @every_grower
 @given(lattices(), st.integers(0, 60), st.integers(-1, 6))
+@settings(max_examples=40)
 def test_nodes_that_are_too_deep_leave_their_place_to_others(
     grower: type[Grower], draft: Lattice, n_max: int, limit: int
 ) -> None:

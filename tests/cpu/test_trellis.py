@@ -104,13 +104,14 @@ def device_tree(grower: type[Grower], draft: Trellis, growth: Growth) -> DeviceT
 
 @every_grower
 @given(trellises(), st.integers(0, 40))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_device_grows_the_same_tree(grower: type[Grower], draft: Trellis, n_max: int) -> None:
     check_same(device_tree(grower, draft, Growth(n_max)), grow(draft, ROOT, n_max))
 
 
 @every_grower
 @given(trellises(), st.integers(1, 4), st.integers(1, 5))
+@settings(max_examples=40)
 def test_a_device_grows_the_same_beam(grower: type[Grower], draft: Trellis, width: int, depth: int) -> None:
     found = device_tree(grower, draft, Growth(width * depth, width, depth))
     expected = beam(draft, ROOT, width, depth)
