@@ -8,7 +8,7 @@ whatever was learned. Formulas: docs/policies.md; what else was tried: docs/log.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any
 
@@ -106,11 +106,10 @@ class AcceptanceModel:
 
         With `optimism`, so many standard errors higher, and then they may rise.
         """
-        a, b, c = self.weights.tolist()
         features = _features(mass, depths)
-        odds = a + b * features[:, 1] + c * features[:, 2]
+        odds = features @ self.weights
         if optimism:
-            odds += optimism * np.sqrt(((features @ self._covariance) * features).sum(axis=1))
+            odds += optimism * np.sqrt(np.einsum("ni,ni->n", features @ self._covariance, features))
         p: Floats = _sigmoid(odds).astype(np.float32)
         return p
 
@@ -165,7 +164,7 @@ class AcceptanceModel:
         if usual is None or factor == 1:
             return usual
         # That a text is predictable makes drafting worth more, and what is known of it not less certain.
-        return replace(usual, tokens=1 + factor * (usual.tokens - 1), doubt=min(factor, 1.0) * usual.doubt)
+        return Prospect(1 + factor * (usual.tokens - 1), usual.nodes, min(factor, 1.0) * usual.doubt)
 
     def _judged(self) -> Prospect:
         # What came out alone is mostly luck where it is little. What is known now of recent trees is steadier, but slow

@@ -135,7 +135,7 @@ class Curve:
     def learn(self, width: int, seconds: float, prior: Array, times: int = 1) -> tuple[float, float]:
         """One observation, or what several of one width have in common. Returns the log of observed over expected, and
         how much of that the curve's own doubt does not explain, from 0 to 1."""
-        parts, now = _parts(width), self.seconds(prior)
+        parts, now = parts_of(width), self.seconds(prior)
         expected = float(parts @ now)
         error = log(seconds / expected)
         doubt, slope = self._doubt + times * DRIFT, parts * now / expected  # of the expected log by each ratio's
@@ -168,7 +168,7 @@ class Curve:
 
 
 @functools.cache
-def _parts(width: int) -> Array:
+def parts_of(width: int) -> Array:
     """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""
     place = float(np.interp(width, WIDTHS, np.arange(len(WIDTHS))))  # a wider one than all counts as the last
     left = min(int(place), len(WIDTHS) - 2)

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.curve import WIDTHS, Array, Curve, Level
+from draftwood.curve import WIDTHS, Array, Curve, Level, parts_of
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Errors, Round, prediction_errors
@@ -181,10 +181,10 @@ class LatencyModel:
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
         pace = exp(self._pace)
-        verify = pace * float(np.interp(1 + n + padding, WIDTHS, self._verify_curve(context)))
+        verify = pace * float(parts_of(1 + n + padding) @ self._verify_curve(context))
         if not drafted:
             return {"verify": verify, "aux": pace * self._plain_host_s()}
-        host = float(np.interp(1 + n, WIDTHS, self._learned.host.seconds(HOST_PRIOR)))
+        host = float(parts_of(1 + n) @ self._learned.host.seconds(HOST_PRIOR))
         return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
 
     def observe(self, *rounds: Round, first: bool = False) -> None:
@@ -244,7 +244,7 @@ class LatencyModel:
     def _judge(self, trial: _Trial, round: Round) -> None:
         """Drop a restored profile that is far off as it was: of another load, clock or build."""
         kept = trial.kept.verify_at(round.context).seconds(self._verify_prior(round.context))
-        trial.errors.append(abs(log(round.seconds["verify"] / float(np.interp(round.width, WIDTHS, kept)))))
+        trial.errors.append(abs(log(round.seconds["verify"] / float(parts_of(round.width) @ kept))))
         if len(trial.errors) == TRIAL:
             if float(np.median(trial.errors)) > MISFIT:
                 self._learned, self._pace = Learned(), 0.0

@@ -18,7 +18,7 @@ class Recent:
     """The latest rounds, in the order of their coming. Lists, because numpy's calls take longer than so few numbers."""
 
     def __init__(self) -> None:
-        self.features: Array = np.empty((0, 3))  # of the nodes of all rounds; replaced, never written into
+        self._nodes: list[Array] = []  # features [n, 3] of each; never written into
         self.sizes: list[int] = []  # nodes of each
         self.emitted: list[float] = []  # tokens that each gave, the bonus token included
         self.confidences: list[float] = []  # the target's before each; NaN if unknown
@@ -34,9 +34,14 @@ class Recent:
         """The target's, on average; NaN if unknown."""
         return self._sure / self._known if self._known else nan
 
+    @property
+    def features(self) -> Array:
+        """`[N, 3]` of the nodes of all rounds, one behind the other."""
+        return np.concatenate(self._nodes)
+
     def copy(self) -> Recent:
         made = Recent()
-        made.features, made.weight, made._known, made._sure = self.features, self.weight, self._known, self._sure
+        made.weight, made._known, made._sure = self.weight, self._known, self._sure
         for rows, row in zip(made._rows(), self._rows(), strict=True):
             rows.extend(row)
         return made
@@ -48,13 +53,11 @@ class Recent:
     def add(self, features: Array, emitted: float, confidence: float, share: float = 1.0) -> None:
         """One more round; the oldest one goes if there are too many."""
         if len(self) == KEPT:
-            self.features = self.features[self.sizes[0] :]
             self._count(-self.shares[0], self.confidences[0])
             for row in self._rows():
                 del row[0]
-        self.features = np.concatenate([self.features, features])
         self._count(share, confidence)
-        for row, value in zip(self._rows(), (len(features), emitted, confidence, share), strict=True):
+        for row, value in zip(self._rows(), (features, len(features), emitted, confidence, share), strict=True):
             row.append(value)
 
     def _count(self, share: float, confidence: float) -> None:
@@ -63,18 +66,17 @@ class Recent:
             self._known, self._sure = self._known + share, self._sure + share * confidence
 
     def _rows(self) -> tuple[list[Any], ...]:
-        return self.sizes, self.emitted, self.confidences, self.shares
+        return self._nodes, self.sizes, self.emitted, self.confidences, self.shares
 
     def to_json(self) -> list[dict[str, object]]:
         """A few rounds, from the poorest to the richest, that stand for all of them: the same mean, the same spread."""
         order = np.argsort(self.emitted, kind="stable")
         reached = np.cumsum(np.array(self.shares)[order])
         steps = (np.arange(HANDED_ON) + 0.5) * self.weight / HANDED_ON
-        nodes = np.split(self.features, np.cumsum(self.sizes)[:-1])
-        return [self._row_to_json(int(i), nodes[i]) for i in order[np.searchsorted(reached, steps)]]
+        return [self._row_to_json(int(i)) for i in order[np.searchsorted(reached, steps)]]
 
-    def _row_to_json(self, i: int, features: Array) -> dict[str, object]:
-        _, logits, depths = features.T
+    def _row_to_json(self, i: int) -> dict[str, object]:
+        _, logits, depths = self._nodes[i].T
         sure = self.confidences[i]
         return {
             "logits": logits.round(3).tolist(),

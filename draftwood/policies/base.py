@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from draftwood.tree import Draft, Floats, Tree
 OPTIMISM = 1.5  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Costs:
     """Seconds of the parts of a round. Arrays are indexed by n, nodes without the root: 1 + n tokens run."""
 
@@ -35,6 +36,7 @@ class Costs:
         """`resume_s` in plain steps."""
         return self.resume_s / self.plain_s
 
+    @cached_property
     def round_s(self) -> NDArray[np.float64]:
         """`[n_max + 1]` seconds of a drafted round that verifies n nodes."""
         return self.draft_s + self.aux_s + self.verify_s
@@ -123,8 +125,9 @@ class Policy(Protocol):
 
 def expected(mass: Floats | NDArray[np.float64], requests: int = 1) -> NDArray[np.float64]:
     """`[N + 1]` tokens that a round emits if it verifies n nodes: a bonus token of each request, and the masses."""
-    tokens: NDArray[np.float64] = np.cumsum(np.append(float(requests), mass))
-    return tokens
+    tokens = np.empty(1 + len(mass))
+    tokens[0], tokens[1:] = requests, mass
+    return tokens.cumsum()
 
 
 class Joint(ABC):

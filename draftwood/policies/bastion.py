@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import ClassVar
 
 import numpy as np
@@ -56,7 +57,7 @@ class Bastion(Joint):
     def drafts(self, outlook: Outlook) -> bool:
         """Whether drafting has paid lately, or is due another look."""
         least = 1 + (self.hysteresis if outlook.idle else 0)
-        hopeful = np.isnan(outlook.gain) or outlook.gain + outlook.hope >= least
+        hopeful = isnan(outlook.gain) or outlook.gain + outlook.hope >= least
         return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume))
 
     def _due(self, idle: int, gain: float, resume: float) -> bool:
@@ -77,11 +78,11 @@ class Bastion(Joint):
         # tokens of a round over its expected seconds (renewal-reward), and these include the draft. The
         # paper's factor T_AR makes a speedup of this; being constant it does not move the maximum.
         size = len(mass)
-        rate = expected(mass) / costs.round_s()[: 1 + size]
+        rate = expected(mass) / costs.round_s[: 1 + size]
         if self.widths:
             worth = [0, size, *(w - 1 for w in self.widths if w <= size)]
             rate[np.setdiff1d(np.arange(1 + size), worth)] = 0.0
-        return int(np.argmax(rate >= (1 - self.slack) * rate.max()))
+        return int((rate >= (1 - self.slack) * rate.max()).argmax())
 
     def together(
         self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
@@ -115,7 +116,7 @@ class Bastion(Joint):
         line = np.argsort(-keys, kind="stable")[: len(costs.verify_s) - 1]
         owner = np.repeat(np.arange(len(masses)), [len(mass) for mass in masses])[line]
         mass = np.concatenate(masses)[line].astype(np.float64)
-        seconds = costs.round_s()[: 1 + len(line)]
+        seconds = costs.round_s[: 1 + len(line)]
         rate = expected(mass, costs.requests) / seconds
         own = np.cumsum(np.where(owner == np.arange(len(masses))[:, None], mass, 0.0), axis=1)  # [B, N]
         slowest = 1 + (own.min(axis=0) if len(masses) == costs.requests else 0.0 * mass)
@@ -148,7 +149,7 @@ class BastionPaper:
 
     def choose(self, mass: Floats, costs: Costs) -> int:
         size = len(mass)
-        gain = mass * costs.round_s()[:size]
+        gain = mass * costs.round_s[:size]
         loss = expected(mass)[:size] * np.diff(costs.verify_s[: 1 + size])
         stops = np.flatnonzero(gain <= loss)
         stops = stops[stops >= self.bucket - 1]

@@ -391,7 +391,7 @@ def after_rounds(every: int, plain_s: float | None) -> bool:
     """Whether `bastion` drafts on behind 96 drafted rounds, of which one in so many accepted all of a chain of 4."""
     model = AcceptanceModel()
     for i in range(96):
-        tree, seconds = chain(4), float(COSTS.round_s()[4])
+        tree, seconds = chain(4), float(COSTS.round_s[4])
         record = replace(a_round(tree, 4 * (i % every == 0)), seconds={"verify": seconds})
         model.observe(record, plain_s=plain_s)
     return Bastion().drafts(model.outlook(COSTS))

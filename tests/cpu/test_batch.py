@@ -54,7 +54,7 @@ def best_by_definition(masses: list[np.ndarray], price: Costs, fairness: float) 
     """The best rate over all ways to take a prefix of each tree."""
     best = 0.0
     for sizes in itertools.product(*(range(len(mass) + 1) for mass in masses)):
-        seconds = price.round_s()[sum(sizes)]
+        seconds = price.round_s[sum(sizes)]
         tokens = [1 + mass[:n].sum() for mass, n in zip(masses, sizes, strict=True)]
         if sum(sizes) == 0 or min(tokens) * price.plain_s >= fairness * seconds:
             best = max(best, sum(tokens) / seconds)
@@ -69,7 +69,7 @@ def test_a_shared_budget_is_the_best_there_is(per_token: float, seed: int) -> No
     price = costs(0.1, per_token, 12, 3)
     sizes = Bastion().share(masses, price)
     tokens = sum(1 + mass[:n].sum() for mass, n in zip(masses, sizes, strict=True))
-    found = tokens / price.round_s()[sum(sizes)]
+    found = tokens / price.round_s[sum(sizes)]
     assert found == pytest.approx(best_by_definition(masses, price, Bastion().fairness), rel=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_nobody_pays_too_much_for_the_others() -> None:
     price = costs(0.0, 0.05, 60, 2)
     n = Bastion().share([good, bad], price)[0]
     assert Bastion(fairness=0.0).share([good, bad], price)[0] > n > 0
-    assert price.round_s()[n] <= price.plain_s / Bastion().fairness
+    assert price.round_s[n] <= price.plain_s / Bastion().fairness
 
 
 def test_one_request_falls_back_while_another_speculates() -> None:

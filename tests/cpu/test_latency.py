@@ -84,7 +84,7 @@ def test_a_round_is_the_sum_of_its_parts() -> None:
     latency = trained([8, 32])
     costs = latency.costs(64, 100)
     for n in (0, 7, 20, 64):
-        assert sum(latency.predict(n, 100, drafted=True).values()) == pytest.approx(costs.round_s()[n])
+        assert sum(latency.predict(n, 100, drafted=True).values()) == pytest.approx(costs.round_s[n])
     assert sum(latency.predict(0, 100, drafted=False).values()) == pytest.approx(costs.plain_s)
 
 
@@ -279,7 +279,7 @@ def test_bastion_finds_that_wider_trees_cost_nothing(slope: float, flat_to: int,
     """Whatever the prior, and a rise up to 8 tokens, say of them."""
     true_s = np.array([0.025 + slope * min(w, 8) + 0.004 * max(0, w - flat_to) for w in range(1, 42)])
     widths = tried(lambda width: float(true_s[width - 1]), seed=seed)
-    rate = expected(MASS) / Costs(0.0, 0.007, np.full(41, 4e-4), true_s).round_s()
+    rate = expected(MASS) / Costs(0.0, 0.007, np.full(41, 4e-4), true_s).round_s
     late = [rate[width - 1] for width in widths[-100:]]
     assert min(late) > 0.92 * rate.max() > rate[7], "10 tokens at least: one try of each leaves some doubt"
 
@@ -326,7 +326,7 @@ def test_one_outlier_barely_moves_anything(factor: float) -> None:
     latency.observe(replace_seconds(a_round(15, 0.045), factor))
     after = latency.costs(64, 100)
     np.testing.assert_allclose(after.verify_s, before.verify_s, rtol=0.06)
-    np.testing.assert_allclose(after.round_s(), before.round_s(), rtol=0.06)
+    np.testing.assert_allclose(after.round_s, before.round_s, rtol=0.06)
     ratios = [costs.verify_s / costs.plain_s for costs in (after, before)]
     np.testing.assert_allclose(*ratios, rtol=0.025)  # 65 tokens lie a doubling beyond what has run
     np.testing.assert_allclose(*(ratio[:32] for ratio in ratios), rtol=0.015)
@@ -356,13 +356,13 @@ def test_a_slow_spell_of_the_machine_is_not_blamed_on_the_width_in_use() -> None
 
 def test_a_slow_spell_is_expected_to_go_on_and_then_forgotten() -> None:
     latency = trained([8, 16], rounds=80)
-    usual = latency.costs(15, 100).round_s()[15]
+    usual = latency.costs(15, 100).round_s[15]
     for _ in range(12):
         latency.observe(replace_seconds(a_round(15, TRUE_S[16]), 1.5))
-    assert latency.costs(15, 100).round_s()[15] > 1.2 * usual
+    assert latency.costs(15, 100).round_s[15] > 1.2 * usual
     for _ in range(40):
         latency.observe(a_round(15, TRUE_S[16]))
-    assert latency.costs(15, 100).round_s()[15] == pytest.approx(usual, rel=0.06)
+    assert latency.costs(15, 100).round_s[15] == pytest.approx(usual, rel=0.06)
 
 
 def test_long_contexts_learn_apart_and_begin_like_the_nearest() -> None:
@@ -423,12 +423,12 @@ def test_plain_rounds_do_not_teach_what_drafted_ones_cost() -> None:
 def test_a_copy_knows_the_same_and_then_learns_alone() -> None:
     latency = trained([1, 8])
     copy = latency.copy()
-    before = latency.costs(8, 100).round_s()
-    np.testing.assert_array_equal(copy.costs(8, 100).round_s(), before)
+    before = latency.costs(8, 100).round_s
+    np.testing.assert_array_equal(copy.costs(8, 100).round_s, before)
     for _ in range(20):
         copy.observe(a_round(7, 0.2))
     assert copy.costs(8, 100).verify_s[7] > 0.1
-    np.testing.assert_array_equal(latency.costs(8, 100).round_s(), before)
+    np.testing.assert_array_equal(latency.costs(8, 100).round_s, before)
 
 
 def test_a_drafter_that_counts_no_work_is_learned_from_its_time() -> None:
@@ -458,7 +458,7 @@ def test_rounds_that_are_alike_teach_at_once_what_they_teach_one_by_one() -> Non
             one_by_one.observe(round)
         at_once.observe(*four)
     slow, quick = one_by_one.costs(8, 100), at_once.costs(8, 100)
-    np.testing.assert_allclose(quick.round_s(), slow.round_s(), rtol=0.02)
+    np.testing.assert_allclose(quick.round_s, slow.round_s, rtol=0.02)
     assert quick.plain_s == pytest.approx(slow.plain_s, rel=0.02)
     assert {part: e.median for part, e in at_once.errors().items()} == pytest.approx(
         {part: e.median for part, e in one_by_one.errors().items()}, nan_ok=True
@@ -481,7 +481,7 @@ def test_a_widths_first_forward_is_no_word_on_those_beside_it() -> None:
 def test_a_learned_profile_survives_a_restart() -> None:
     old, new = trained([8, 16, 32], rounds=60), model()
     new.restore(json.loads(json.dumps(old.to_json())))
-    np.testing.assert_allclose(new.costs(127, 100).round_s(), old.costs(127, 100).round_s(), rtol=0.05)
+    np.testing.assert_allclose(new.costs(127, 100).round_s, old.costs(127, 100).round_s, rtol=0.05)
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"widths": [1]}, "x", {"widths": None, "levels": 3}])
