@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.lean import Lean
+from draftwood.plan import Verified
+
 MULTIPLE = 8  # of longest: products of half-precision matrices take a slower way with other sizes
+
+Keep = Callable[[int, Tensor, Tensor], None]  # of a layer: its number, keys and values [flat, G, D]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +39,11 @@ class Padded:
         """`[flat]` place of each in its own sequence."""
         return self.inside % self.places.shape[1]
 
+    @property
+    def ends(self) -> Tensor:
+        """`[N]` place of each sequence's last one on the flat axis."""
+        return self.places[:, -1]
+
     def spread(self, x: Tensor) -> Tensor:
         """`[flat, ...]` -> `[N, longest, ...]`"""
         return x.index_select(0, self.places.flatten()).unflatten(0, self.places.shape)
@@ -50,3 +61,20 @@ class Padded:
             seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
         out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
         return self.joined(out.transpose(1, 2)).flatten(1)
+
+    def forward(
+        self,
+        path: Lean,
+        texts: Sequence[Sequence[int]],
+        wanted: Tensor | None = None,
+        keep: Keep = lambda layer, k, v: None,
+    ) -> Verified:
+        """The target over texts of these sizes; `wanted` are the places that logits are asked for, as in `Lean`, and
+        `keep` is told each layer's keys and values."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keep(layer, k, v)
+            return self.attend(q, k, v, path.scale, path.windows[layer])
+
+        tokens = torch.tensor(list(chain.from_iterable(texts)), device=self.inside.device)
+        return path.forward(tokens, self.steps, attend, wanted)

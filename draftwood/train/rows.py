@@ -3,42 +3,34 @@
 Keys and values lie in pages of 64 slots that belong to one text each. One product takes the scores of all
 pages, one their values, and a text's pages meet in its softmax: the cache is read once, without padding and
 without a loop over texts. Compiled operators do that without pages, and targets that the lean path declines go through
-their own modules, text by text. On a GPU, where starting a thousand kernels takes longer than they do, each row has
-room of its own and all of them step in one captured graph.
+their own modules, text by text. On a GPU rows are captured (`captured_rows.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.device.graphs import Graphs
 from draftwood.lean import Lean
 from draftwood.native.forward import Native
 from draftwood.target import Target
+from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.padded import Padded
-from draftwood.tree import Ints, Tree, chain_tree, root_only
+from draftwood.tree import Tree, chain_tree, root_only
 
 PAGE = 64  # slots
 CHUNK = 512  # tokens of prompts that run at once
-GPU_CHUNK = 16384  # the same on a GPU, where few tokens take as long as many
-BUCKET = 128  # slots: a captured step reads the next multiple of the longest row's
 
 
 class Rows(Protocol):
     """Texts being written, each in a row of its own."""
 
-    @property
-    def chunk(self) -> int:
-        """Tokens of prompts that are best read at once."""
-        ...
+    chunk: int  # tokens of prompts that are best read at once
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Begin a text in each of these free rows: logits `[len(rows), V]` behind their prompts."""
@@ -62,40 +54,19 @@ def open_rows(target: Target, rows: int, capacity: int) -> Rows:
     return (CapturedRows if target.device.type == "cuda" else PagedRows)(target, rows, capacity)
 
 
-def read_prompts(
-    path: Lean, prompts: Sequence[Sequence[int]], device: torch.device, keep: Callable[[int, Tensor, Tensor], None]
-) -> Tensor:
-    """Logits `[len(prompts), V]` behind prompts that run side by side; `keep` is told each layer's keys and values.
-
-    Only here are texts padded, and behind their ends, where none of them looks.
-    """
-    sizes = [len(prompt) for prompt in prompts]
-    padded = Padded.of(sizes, device)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keep(layer, k, v)
-        return padded.attend(q, k, v, path.scale, path.windows[layer])
-
-    tokens = torch.tensor(list(chain.from_iterable(prompts)), device=device)
-    wanted = torch.from_numpy(np.cumsum(sizes) - 1).to(device)
-    return path.forward(tokens, padded.steps, attend, wanted).logits
-
-
 class PlainRows:
     """Any target: one flattened forward, attention text by text. With compiled operators the fastest way."""
 
-    @property
-    def chunk(self) -> int:
-        return CHUNK
+    chunk = CHUNK
 
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         self._target, self._cache = target, target.new_cache(capacity, rows)
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        ends = [(len(prompt) - 1) // CHUNK * CHUNK for prompt in prompts]  # where the last chunks begin
+        ends = [(len(prompt) - 1) // self.chunk * self.chunk for prompt in prompts]  # where the last chunks begin
         for row, prompt, end in zip(rows, prompts, ends, strict=True):
-            for at in range(0, end, CHUNK):
-                self._target.prefill(prompt[at : at + CHUNK], self._cache, row)
+            for at in range(0, end, self.chunk):
+                self._target.prefill(prompt[at : at + self.chunk], self._cache, row)
         return self._append(rows, [chain_tree(prompt[end:]) for prompt, end in zip(prompts, ends, strict=True)])
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -115,9 +86,7 @@ class PlainRows:
 class PagedRows:
     """Targets on the lean path: all texts in two products a layer."""
 
-    @property
-    def chunk(self) -> int:
-        return CHUNK
+    chunk = CHUNK
 
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         assert isinstance(target.path, Lean)
@@ -135,19 +104,19 @@ class PagedRows:
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        sizes = np.array([len(prompt) for prompt in prompts])
+        sizes, device = [len(prompt) for prompt in prompts], self._keys.device
         for row, size in zip(rows, sizes, strict=True):
             while len(self._pages[row]) * PAGE < size:
                 self._add_page(row)
         self._lengths[list(rows)] = sizes
-        device = self._keys.device
         owners = np.concatenate([np.repeat(self._pages[row], PAGE)[:n] for row, n in zip(rows, sizes, strict=True)])
-        pages, slots = (torch.from_numpy(places).to(device) for places in (owners, _steps(sizes) % PAGE))
+        padded = Padded.of(sizes, device)
+        pages, slots = torch.from_numpy(owners).to(device), padded.steps % PAGE
 
         def keep(layer: int, k: Tensor, v: Tensor) -> None:
             self._keys[layer][pages, :, slots], self._values[layer][pages, :, slots] = k, v
 
-        return read_prompts(self._path, prompts, device, keep)
+        return padded.forward(self._path, prompts, padded.ends, keep).logits
 
     @torch.inference_mode()
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -219,89 +188,3 @@ class PagedRows:
         total = torch.zeros_like(best).index_add(0, owner, mass)
         summed = best.new_zeros(rows + 1, *q.shape[1:]).index_add(0, owner, weighted * mass[..., None])
         return (summed / total[..., None])[:rows].flatten(1).to(v.dtype)
-
-
-class CapturedRows:
-    """Targets on the lean path, on a GPU: every row has `capacity` slots, and all rows step at once, used or not."""
-
-    def __init__(self, target: Target, rows: int, capacity: int) -> None:
-        assert isinstance(target.path, Lean)
-        self._path, device = target.path, target.device
-        shape, slots = target.path.shape, -(-capacity // BUCKET) * BUCKET
-        size = (target.num_layers, 2, rows, shape.kv_heads, slots, shape.head_dim)
-        # Zeros, not garbage: what a mask hides is multiplied by 0, and 0 times NaN would be NaN.
-        self._kv = torch.zeros(size, dtype=target.dtype, device=device)
-        self._path.rotary.reserve(slots)
-        self._lengths = np.zeros(rows, np.int64)
-        self._inputs = torch.zeros(2, rows, dtype=torch.int64, device=device)  # tokens, and their places
-        self._logits = torch.zeros(rows, target.vocab_size, dtype=target.dtype, device=device)
-        self._each = torch.arange(rows, device=device)
-        self._graphs = Graphs(device)
-
-    @property
-    def chunk(self) -> int:
-        return GPU_CHUNK
-
-    @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        sizes = np.array([len(prompt) for prompt in prompts])
-        self._lengths[list(rows)] = sizes
-        device = self._kv.device
-        row, slots = (torch.from_numpy(places).to(device) for places in (np.repeat(rows, sizes), _steps(sizes)))
-
-        def keep(layer: int, k: Tensor, v: Tensor) -> None:
-            keys, values = self._kv[layer]
-            keys[row, :, slots], values[row, :, slots] = k, v
-
-        return read_prompts(self._path, prompts, device, keep)
-
-    @torch.inference_mode()
-    def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        given = np.zeros_like(self._lengths)
-        given[list(rows)] = tokens
-        self._inputs.copy_(torch.from_numpy(np.stack([given, self._lengths])))
-        used = (int(self._lengths.max()) // BUCKET + 1) * BUCKET
-        stage = partial(self._step, used)
-        self._graphs.prepare(used, stage, ())
-        self._graphs.run(used, stage)
-        self._lengths[list(rows)] += 1
-        return self._logits[list(rows)]
-
-    def free(self, row: int) -> None:
-        self._lengths[row] = 0
-
-    @torch.inference_mode()
-    def _step(self, used: int) -> None:
-        """What is captured: nothing in here waits for the device."""
-        tokens, places = self._inputs
-        slots = torch.arange(used, device=places.device)
-        masks = {}
-        for window in set(self._path.windows):
-            ago = places[:, None] - slots
-            seen = (ago >= 0) & (ago < (used if window is None else window))
-            masks[window] = torch.zeros(seen.shape, dtype=self._kv.dtype, device=seen.device)
-            masks[window] = masks[window].masked_fill_(~seen, -torch.inf)[:, None, None]
-        self._logits.copy_(self._path.forward(tokens, places, partial(self._attend, used, masks, places)).logits)
-
-    def _attend(
-        self,
-        used: int,
-        masks: dict[int | None, Tensor],
-        places: Tensor,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-    ) -> Tensor:
-        """`[B, H * D]`: heads that share a key head are queries side by side."""
-        keys, values = self._kv[layer]
-        keys[self._each, :, places], values[self._each, :, places] = k, v
-        queries = q.unflatten(1, (keys.shape[1], -1))  # [B, G, R, D]
-        mask = masks[self._path.windows[layer]].expand(*queries.shape[:3], used)
-        seen = keys[:, :, :used], values[:, :, :used]
-        return F.scaled_dot_product_attention(queries, *seen, mask, scale=self._path.scale).flatten(1)
-
-
-def _steps(sizes: Ints) -> Ints:
-    """Of texts that lie one behind the other: the place of each token in its own."""
-    return np.concatenate([np.arange(size) for size in sizes])

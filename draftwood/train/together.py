@@ -6,7 +6,6 @@ Texts are read in groups that the data alone decide, so that a resumed run sees 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -56,13 +55,9 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
     sizes = [len(text.tokens) for text in texts]
     path.rotary.reserve(max(sizes))
     padded = Padded.of(sizes, device)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return padded.attend(q, k, v, path.scale, path.windows[layer])
-
-    tokens = torch.tensor(list(chain.from_iterable(text.tokens.tolist() for text in texts)), device=device)
-    wanted = None if reader.teacher else tokens[:0]
-    return list(reader.packed(path.forward(tokens, padded.steps, attend, wanted)).split(sizes))
+    wanted = None if reader.teacher else padded.inside[:0]
+    output = padded.forward(path, [text.tokens.tolist() for text in texts], wanted)
+    return list(reader.packed(output).split(sizes))
 
 
 def open_features(reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> DeviceReader | CachedReader:

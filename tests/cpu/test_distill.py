@@ -20,10 +20,11 @@ from draftwood.loading import load_target
 from draftwood.target import Target
 from draftwood.train import distill as distill_module
 from draftwood.train import writing
+from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import EvalOptions, Tally, warnings
 from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
-from draftwood.train.rows import CapturedRows, PagedRows, PlainRows, open_rows
+from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
 from draftwood.train.writing import Limits, Writing, loop_start
@@ -78,14 +79,15 @@ def test_rows_together_write_what_each_writes_alone(
     family: str, kind: type, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood.train.rows.PAGE", 8)  # several pages for each text
-    monkeypatch.setattr("draftwood.train.rows.CHUNK", 16)  # shorter than some prompts
+    for reader in (PlainRows, kind):
+        monkeypatch.setattr(reader, "chunk", 16)  # shorter than some prompts
     monkeypatch.setattr("draftwood.train.writing.LOOP", 1000)
     monkeypatch.setattr("draftwood.train.writing.TOGETHER", 1 if waits else 16)
     target, jobs = tiny_target(family), some_jobs()
     assert type(open_rows(target, 3, 100)) in (PagedRows, kind)  # captured on a GPU
     rows = kind(target, 3, 100)
     if kind is CapturedRows:
-        monkeypatch.setattr("draftwood.train.rows.BUCKET", 32)
+        monkeypatch.setattr("draftwood.train.captured_rows.BUCKET", 32)
         rows = kind(target, 3, 100)
         rows._graphs = ReplayedGraphs(target.device)
     together = written(rows, 3, jobs)

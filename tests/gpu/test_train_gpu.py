@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from draftwood.target import Target
+from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.features import Reader
 from draftwood.train.jobs import Job
 from draftwood.train.loop import Course, Watcher, add_gradients, train
-from draftwood.train.rows import CapturedRows, open_rows
+from draftwood.train.rows import open_rows
 from draftwood.train.state import Trainee, load_state, save_state
 from draftwood.train.together import DeviceReader, open_features
 from draftwood.train.writing import Limits, Writing
