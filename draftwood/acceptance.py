@@ -200,8 +200,7 @@ class AcceptanceModel:
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""
         model = AcceptanceModel()
-        model.weights = self.weights.copy()
-        model._inform(PRIOR + HERITAGE * (self._information - PRIOR))
+        model._inherit(self.weights, self._information)
         model._recent, model._seen, model._idle = self._recent.copy(), self._seen, self._idle
         return model
 
@@ -231,8 +230,7 @@ class AcceptanceModel:
         if weights.shape != (3,) or information.shape != (3, 3) or not np.isfinite(information).all():
             raise ValueError("a model has three weights, and what is known of each pair")
         model = cls()
-        model.weights = np.minimum(np.maximum(weights, LOWEST), HIGHEST)
-        model._inform(PRIOR + HERITAGE * (information - PRIOR))
+        model._inherit(np.minimum(np.maximum(weights, LOWEST), HIGHEST), information)
         model._recent = Recent.of_json(data["rounds"], float(data["weight"]))
         model._seen, model._depth = float(data["weight"]), int(data["depth"])
         model._paths.extend(map(int, data["paths"]))
@@ -265,6 +263,11 @@ class AcceptanceModel:
         self._inform(memory * self._information + forget + evidence)
         pull = features.T @ (accepted - p) + forget @ (NEUTRAL - self.weights)
         self.weights = np.minimum(np.maximum(self.weights + self._covariance @ pull, LOWEST), HIGHEST)
+
+    def _inherit(self, weights: Array, information: Array) -> None:
+        """What another text taught."""
+        self.weights = weights.copy()
+        self._inform(PRIOR + HERITAGE * (information - PRIOR))
 
     def _inform(self, information: Array) -> None:
         self._information = information

@@ -27,6 +27,7 @@ from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
+MOST_TOGETHER = 12  # rounds whose seconds are learned from at once, in a long text
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
@@ -104,7 +105,8 @@ class Batch:
         self._chooser = Chooser(rounds, drafts, latency_of, offline)
         self._begun: _Begun | None = None
         self._timed: list[_Timed] = []
-        self._learning_s = 0.0  # of one of the rounds that were learned from last
+        self._together = TOGETHER  # rounds that are learned from at once
+        self._learning_s = 0.0  # of one of those that were learned from last
         self._drafted = False  # in the latest round
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
@@ -209,11 +211,13 @@ class Batch:
         return records
 
     def _learn_seconds(self, clock: Clock) -> None:
-        """Every so many rounds. Each round's `observe` pays the same part of it, or one in so many would look dear."""
-        if len(self._timed) == TOGETHER:
+        """Every so many rounds, the more of them the longer the text. Each round's `observe` pays the same part of it, or
+        one in so many would look dear."""
+        if len(self._timed) == self._together:
             start = time.perf_counter()
             self._learn()
-            self._learning_s = (time.perf_counter() - start) / TOGETHER
+            self._learning_s = (time.perf_counter() - start) / self._together
+            self._together = min(self._together + 1, MOST_TOGETHER)
         clock.add("observe", self._learning_s)
 
     def _learn(self) -> None:

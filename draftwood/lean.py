@@ -72,7 +72,7 @@ class Lean:
         )
         self.scale = decoder.layers[0].self_attn.scaling
         self.windows = [window(model, i) for i in range(len(decoder.layers))]
-        self._taps: dict[int, int] = {}
+        self.tap(())
         self._collect_anew()
 
     def _collect_anew(self) -> None:
@@ -84,6 +84,7 @@ class Lean:
         sights = [Sight(window, causal=True) for window in self.windows]
         ends = Ends(decoder.embed_tokens.weight, 1.0, self.rotary, decoder.norm.weight, self.model.lm_head)
         self.native = bind(self.shape, self.scale, self._layers, sights, ends)
+        self._nothing = decoder.norm.weight.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)  # keys or values
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
 
     def _layer(self, block: Any) -> Layer:
@@ -121,7 +122,7 @@ class Lean:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
-        self._taps = {layer: place for place, layer in enumerate(layers)}
+        self._tapped, self._taps = tuple(layers), {layer: place for place, layer in enumerate(layers)}
 
     def attach(self) -> None:
         """Nothing of the model is exchanged, but its owner may have moved or replaced its weights."""
@@ -143,7 +144,7 @@ class Lean:
             return self._verify_natively(self.native, plan, cache)
         self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         plan = replace(plan, alone=self.invariant)
-        return self.forward(plan.tokens[0], plan.positions[0], partial(self._attend, plan, cache), plan.wanted)
+        return self.forward(plan.tokens, plan.positions, partial(self._attend, plan, cache), plan.wanted)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, wanted: Tensor | None = None) -> Verified:
         """Taps of `tokens` [N] at `positions` [N], logits of the `wanted` ones; nothing in here waits for a device."""
@@ -162,9 +163,8 @@ class Lean:
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` by compiled operators."""
         rows = [cache.rows[part.row] for part in plan.segments]
-        like = self.model.model.norm.weight.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)
-        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(like) for row in rows])
-        return native.run(plan.tokens[0], plan.positions[0], parts, tuple(self._taps), plan.wanted)
+        parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(self._nothing) for row in rows])
+        return native.run(plan.tokens, plan.positions, parts, self._tapped, plan.wanted)
 
     @property
     def exact_cache(self) -> bool:

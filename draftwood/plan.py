@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.tree import Bools, Ints, TreeBatch
+from draftwood.tree import Bools, Ints, Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,12 +95,12 @@ class Visibility(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Positions, slots and masks of one forward over `[1, sum N]` tokens."""
+    """Positions, slots and masks of one forward over `[sum N]` tokens."""
 
     ahead: ClassVar[bool] = False
 
-    tokens: Tensor  # [1, sum N]
-    positions: Tensor  # [1, sum N] context length + depth
+    tokens: Tensor  # [sum N]
+    positions: Tensor  # [sum N] context length + depth
     segments: list[Segment]
     dtype: torch.dtype
     wanted: Tensor | None = None  # [W] tokens whose logits are asked for; None: all of them
@@ -139,26 +139,31 @@ class Verified:
 
 
 def make_plan(
-    batch: TreeBatch,
+    trees: Sequence[Tree],
     contexts: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
     rows: Sequence[int],
     known: Sequence[bool] = (),
 ) -> Plan:
-    """Lay out `batch` behind the committed tokens: `contexts[b]` of them in cache row `rows[b]`.
+    """Lay out trees one behind the other on the token axis, each behind the `contexts[b]` committed tokens of cache row
+    `rows[b]`.
 
     Of the trees that are `known` text (prompt chunks) only the last token's logits are wanted.
     """
-    segments = []
-    for b, (row, context) in enumerate(zip(rows, contexts, strict=True)):
-        tree = batch.tree(b)
-        visible = None if tree.is_chain else tree.ancestors()
-        start, stop = (int(i) for i in batch.indptr[b : b + 2])
+    segments, start = [], 0
+    for tree, row, context in zip(trees, rows, contexts, strict=True):
+        visible, stop = None if tree.is_chain else tree.ancestors(), start + len(tree.tokens)
         segments.append(Segment(row, start, stop, context, tree.depths, visible))
-    positions = batch.depths + np.repeat(np.asarray(contexts), np.diff(batch.indptr))
-    tokens, where = (torch.from_numpy(np.ascontiguousarray(a)).to(device)[None] for a in (batch.tokens, positions))
-    return Plan(tokens, where, segments, dtype, _wanted(segments, known, device) if any(known) else None)
+        start = stop
+    tokens = _joined([tree.tokens for tree in trees], device)
+    positions = _joined([part.context + part.depths for part in segments], device)
+    return Plan(tokens, positions, segments, dtype, _wanted(segments, known, device) if any(known) else None)
+
+
+def _joined(parts: Sequence[Ints], device: torch.device) -> Tensor:
+    flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return torch.from_numpy(np.ascontiguousarray(flat)).to(device)
 
 
 def _wanted(segments: Sequence[Segment], known: Sequence[bool], device: torch.device) -> Tensor:

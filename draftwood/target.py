@@ -23,7 +23,7 @@ from draftwood.latency import Work
 from draftwood.packing import PackedLinear
 from draftwood.parallel import ALONE, Group
 from draftwood.plan import Plan, Verified, make_plan
-from draftwood.tree import Tree, TreeBatch, chain_tree
+from draftwood.tree import Tree, chain_tree
 from draftwood.universal import Universal
 
 PATHS = ("auto", "universal", "lean")
@@ -72,10 +72,13 @@ class Target:
         BadInput: an unknown path, the lean one for a model of another shape, or bits that nothing here can keep.
         """
         self.model = model.eval()
+        self._first = first_weight(model)  # asking transformers takes ten times as long, in every round
         self.name = name
         self.config = model.config.get_text_config()
         refuse_unrewindable(self)
         self.weight_bytes = weight_bytes(model)
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
+        self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
         self.path.attach()
         self.tap(tap_layers)
@@ -84,11 +87,11 @@ class Target:
     # --- facts -------------------------------------------------------------------------------------------
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self._first.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype
+        return self._first.dtype
 
     @property
     def hidden_size(self) -> int:
@@ -160,9 +163,7 @@ class Target:
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scale and cap what the head's product gave, as the target does."""
-        scale = getattr(self.config, "logit_scale", None)  # Cohere
-        divisor = getattr(self.config, "logits_scaling", None)  # Granite
-        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
+        scale, divisor, cap = self._finishing
         logits = logits if scale is None else logits * scale
         logits = logits if divisor is None else logits / divisor
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -184,7 +185,7 @@ class Target:
     ) -> Plan:
         """Tree b goes behind what `rows[b]` holds; of a `known` one only the last token's logits are wanted."""
         contexts = [cache.rows[row].length for row in rows]
-        return make_plan(TreeBatch.of(trees), contexts, self.dtype, self.device, rows, known)
+        return make_plan(trees, contexts, self.dtype, self.device, rows, known)
 
     @torch.inference_mode()
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
@@ -202,6 +203,7 @@ class Target:
     # --- whose model it is -------------------------------------------------------------------------------
     def attach(self) -> None:
         """Take a model back that `release` gave away."""
+        self._first = first_weight(self.model)
         self.path.attach()
 
     def release(self) -> None:
@@ -216,6 +218,11 @@ class Target:
             yield self.model
         finally:
             self.path.attach()
+
+
+def first_weight(model: PreTrainedModel) -> Tensor:
+    """What says of which dtype a model is, and where."""
+    return next(weight for weight in model.parameters() if weight.is_floating_point())
 
 
 def weight_bytes(model: PreTrainedModel) -> int:

@@ -72,7 +72,8 @@ class Tree:
     @property
     def is_chain(self) -> bool:
         """Whether each node's parent is the one before it: no ancestor mask is then needed."""
-        return bool(np.array_equal(self.parents, np.arange(-1, len(self))))
+        parents: list[int] = self.parents.tolist()  # quicker than numpy's comparison of so few
+        return parents == list(range(-1, len(self)))
 
     def ancestors(self) -> Bools:
         """Which nodes each node sees: its ancestors and itself, `[1 + N, 1 + N]`."""
@@ -147,7 +148,10 @@ Draft: TypeAlias = Lattice | Tree | Conditional
 
 def root_only(token: int) -> Tree:
     """The tree of a round that drafts nothing: plain decoding."""
-    return chain_tree([token])
+    return Tree(np.array([token], np.int64), *_ROOT)
+
+
+_ROOT = np.array([-1]), np.array([0]), np.ones(1, np.float32)  # parents, depths and mass; nothing writes into trees
 
 
 def chain_tree(tokens: Sequence[int]) -> Tree:
@@ -167,32 +171,3 @@ def matched(tree: Tree, text: Sequence[int]) -> list[int]:
             break
         path.append(node)
     return path
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeBatch:
-    """The trees of several requests on one token axis. Parents and depths stay local to their tree."""
-
-    tokens: Ints  # [sum(1 + N)]
-    parents: Ints  # [sum(1 + N)]
-    depths: Ints  # [sum(1 + N)]
-    mass: Floats  # [sum(1 + N)]
-    indptr: Ints  # [B + 1]: tree b is indptr[b]:indptr[b + 1]
-
-    @classmethod
-    def of(cls, trees: Sequence[Tree]) -> TreeBatch:
-        sizes = [len(t.tokens) for t in trees]
-        return cls(
-            np.concatenate([t.tokens for t in trees]),
-            np.concatenate([t.parents for t in trees]),
-            np.concatenate([t.depths for t in trees]),
-            np.concatenate([t.mass for t in trees]),
-            np.concatenate([[0], np.cumsum(sizes)]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.indptr) - 1
-
-    def tree(self, b: int) -> Tree:
-        part = slice(int(self.indptr[b]), int(self.indptr[b + 1]))
-        return Tree(self.tokens[part], self.parents[part], self.depths[part], self.mass[part])

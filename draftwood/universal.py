@@ -87,8 +87,8 @@ class Universal:
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens."""
         out = self.model(
-            input_ids=plan.tokens,
-            position_ids=plan.positions,
+            input_ids=plan.tokens[None],
+            position_ids=plan.positions[None],
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=0 if plan.wanted is None else plan.wanted,

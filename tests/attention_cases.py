@@ -11,7 +11,7 @@ from torch import Tensor
 from draftwood.attention.args import AttentionArgs, Backend
 from draftwood.attention.reference import REFERENCE
 from draftwood.plan import Plan, make_plan
-from draftwood.tree import Tree, TreeBatch, chain_tree, root_only
+from draftwood.tree import Tree, chain_tree, root_only
 
 
 def random_tree(size: int, seed: int = 0) -> Tree:
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        return make_plan(TreeBatch.of([self.tree]), [self.context], self.query.dtype, self.query.device, [0])
+        return make_plan([self.tree], [self.context], self.query.dtype, self.query.device, [0])
 
     def attend(self, **options: object) -> Tensor:
         """The kernel's answer, `[N, H, d]`."""

@@ -16,7 +16,7 @@ from draftwood.attention.sdpa import SDPA
 from draftwood.attention.triton_backend import TRITON
 from draftwood.errors import BadModel
 from draftwood.plan import Plan, make_plan
-from draftwood.tree import TreeBatch, root_only
+from draftwood.tree import root_only
 
 NAME = "draftwood"
 BACKENDS: tuple[Backend, ...] = (TRITON, CASCADE, SDPA, REFERENCE)  # the last one takes everything
@@ -89,7 +89,7 @@ def choose(args: AttentionArgs) -> Backend:
 
 def explain(device: torch.device, dtype: torch.dtype, head: int, softcap: float | None = None) -> dict[str, str | None]:
     """Why each backend before the chosen one declines a model with heads of `head`; None for the chosen, last one."""
-    plan = make_plan(TreeBatch.of([root_only(0)]), [0], dtype, device, [0])
+    plan = make_plan([root_only(0)], [0], dtype, device, [0])
     query = torch.zeros(1, 1, 1, head, dtype=dtype, device=device)
     args = AttentionArgs(query, query[0], query[0], 1.0, None, softcap, None, plan, 0)
     chosen = BACKENDS.index(choose(args))

@@ -82,7 +82,7 @@ class Native:
     ) -> None:
         self.built, self._shape, self._scale, self._ends = built, shape, scale, ends
         self._layers, self._sights, self._table = layers, sights, _table(layers, sights)
-        self._tappings: dict[tuple[int, ...], tuple[Table, c_int64]] = {}
+        self._tappings: dict[tuple[int, ...], _Tapping] = {}
         hidden, inner = len(ends.norm), _inner(layers)
         self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, hidden, inner, shape.norm_eps, scale)
         self._head = panels_of(ends.head)
@@ -110,25 +110,24 @@ class Native:
             return self._run_apart(tokens, cosines[positions], sines[positions], parts, tapped, wanted)
         rows, hidden, like = len(tokens), len(self._ends.norm), self._ends.norm
         taps = like.new_empty(rows, len(tapped) * hidden) if tapped else None
-        table, last = self._tapping(tuple(tapped), self._table)
+        tapping = self._tapping(tuple(tapped), self._table)
         wants = rows if wanted is None else len(wanted)
         out = like.new_empty(wants, self._around.vocab)
         if self.built.functions.forward(
-            c_void_p(table.ctypes.data), c_int64(len(table)), byref(self._sizes), byref(self._around), _at(tokens),
+            tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around), _at(tokens),
             _at(positions), c_int64(rows), _at(cosines), _at(sines), *parts.everywhere(), _at(taps),
-            last, c_int64(len(tapped) * hidden), _at(wanted), c_int64(wants), _at(out), _threads(),
+            tapping.last, c_int64(len(tapped) * hidden), _at(wanted), c_int64(wants), _at(out), _threads(),
         ):  # fmt: skip
             raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
         return Verified(out if self._head else self._ends.head(out), taps)
 
-    def _tapping(self, tapped: tuple[int, ...], table: Table) -> tuple[Table, c_int64]:
-        """The table of layers, and where in a row of taps the last one's goes."""
+    def _tapping(self, tapped: tuple[int, ...], table: Table) -> _Tapping:
         if tapped not in self._tappings:
             places = np.full(len(table) + 1, NOWHERE)  # the sum that a layer begins with is what the one before gave
             places[np.array(tapped, np.int64) + 1] = np.arange(len(tapped)) * len(self._ends.norm)
             bound = table.copy()
             bound[:, TAP] = places[:-1]
-            self._tappings[tapped] = bound, c_int64(places[-1])
+            self._tappings[tapped] = _Tapping(bound, _address(bound), c_int64(places[-1]))
         return self._tappings[tapped]
 
     def _run_apart(
@@ -204,6 +203,15 @@ class Native:
         return seen.flatten(1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tapping:
+    """The table of layers where some are tapped."""
+
+    table: Table
+    at: c_void_p
+    last: c_int64  # where in a row of taps the last layer's goes
+
+
 class _Linear(Structure):
     """`Linear` in layers.c."""
 
@@ -263,7 +271,7 @@ class Parts:
     ) -> None:
         """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
         begin. Positions go on `gap` behind the context."""
-        self._addresses = np.stack(addresses, 1)
+        self._addresses = addresses[0][:, None] if len(addresses) == 1 else np.stack(addresses, 1)
         self.longest = max(part.context + gap + part.size for part in segments)
         self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
         masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
@@ -277,13 +285,17 @@ class Parts:
 
     def everywhere(self) -> tuple[c_void_p, c_int64, c_void_p]:
         """The table, its length, and where each layer's slots are."""
-        return c_void_p(self._table.ctypes.data), c_int64(len(self._table)), c_void_p(self._addresses.ctypes.data)
+        return _address(self._table), c_int64(len(self._table)), _address(self._addresses)
 
     def at(self, layer: int, whole: bool) -> tuple[c_void_p, c_int64]:
         """The table with the slots of one layer, and its length."""
         self._table[:, :2] = self._addresses[layer]
         self._table[:, -1] = whole
         return self.everywhere()[:2]
+
+
+def _address(table: Table) -> c_void_p:
+    return c_void_p(table.ctypes.data)
 
 
 def _at(tensor: Tensor | None) -> c_void_p:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.accept import accept
-from draftwood.tree import Tree, TreeBatch, chain_tree, root_only
+from draftwood.plan import make_plan
+from draftwood.tree import Tree, chain_tree, root_only
 
 
 @st.composite
@@ -45,12 +47,16 @@ def test_cutting_by_depth_keeps_the_paths_above(tree: Tree, depth: int) -> None:
 
 
 @given(st.lists(trees(), min_size=1, max_size=4))
-def test_a_batch_gives_its_trees_back(members: list[Tree]) -> None:
-    batch = TreeBatch.of(members)
-    assert len(batch) == len(members)
-    for b, tree in enumerate(members):
-        back = batch.tree(b)
-        assert back.tokens.tolist() == tree.tokens.tolist() and back.parents.tolist() == tree.parents.tolist()
+def test_a_plan_lays_trees_one_behind_the_other(members: list[Tree]) -> None:
+    contexts = [7 * b for b in range(len(members))]
+    plan = make_plan(members, contexts, torch.float32, torch.device("cpu"), range(len(members)))
+    for part, tree, context in zip(plan.segments, members, contexts, strict=True):
+        span = slice(part.start, part.stop)
+        assert plan.tokens[span].tolist() == tree.tokens.tolist()
+        assert plan.positions[span].tolist() == [context + depth for depth in tree.depths.tolist()]
+        sees = np.tri(part.size, dtype=bool) if part.visible is None else part.visible
+        assert sees.tolist() == tree.ancestors().tolist()
+    assert len(plan.tokens) == plan.segments[-1].stop == sum(len(tree.tokens) for tree in members)
 
 
 def test_chains_and_roots() -> None:

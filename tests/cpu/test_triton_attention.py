@@ -23,7 +23,7 @@ from draftwood.attention.args import AttentionArgs, Backend
 from draftwood.attention.reference import REFERENCE
 from draftwood.lean import Lean
 from draftwood.plan import lineage_of, make_plan, pack_bits
-from draftwood.tree import TreeBatch, chain_tree
+from draftwood.tree import chain_tree
 from tests.attention_cases import a_tree, make_case, random_tree
 from tests.reference import tiny_target
 
@@ -235,7 +235,7 @@ def test_bits_are_the_ancestors() -> None:
 
 
 def test_a_chain_needs_no_bits() -> None:
-    plan = make_plan(TreeBatch.of([chain_tree(range(4))]), [17], torch.float32, torch.device("cpu"), [0])
+    plan = make_plan([chain_tree(range(4))], [17], torch.float32, torch.device("cpu"), [0])
     sight = plan.sight(0)
     assert sight.ancestors is None and int(sight.context) == 17 and sight.depths.tolist() == [0, 1, 2, 3]
     assert plan.sight(0) is sight, "built once a round"
@@ -244,7 +244,7 @@ def test_a_chain_needs_no_bits() -> None:
 # --- declining -------------------------------------------------------------------------------------------------
 def fake_args(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, size: int = 128, nodes: int = 4, **changes):
     """Arguments without memory behind them, so a CUDA device need not exist."""
-    plan = make_plan(TreeBatch.of([chain_tree(range(4))]), [0], dtype, torch.device("cpu"), [0])
+    plan = make_plan([chain_tree(range(4))], [0], dtype, torch.device("cpu"), [0])
     with FakeTensorMode(allow_non_fake_inputs=True):
         query = torch.empty(2, 3, nodes, size, dtype=dtype, device=device)
         key = torch.empty(2, nodes, size, dtype=dtype, device=device)

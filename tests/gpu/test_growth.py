@@ -45,11 +45,9 @@ def test_trees_are_those_of_torch(growth: Growth, limit: int, most: int, paired:
 @pytest.mark.parametrize("size", [1, 32, 33, 257])
 def test_ancestors_are_those_of_torch(size: int) -> None:
     parents = torch.tensor([0, *(max(i // 2 - 3, 0) for i in range(1, size))], device="cuda")
-    expected = line, seen, bits = (
-        lineage(parents, 15),
-        visible(lineage(parents, 15)),
-        bitmask(visible(lineage(parents, 15))),
-    )
+    line = lineage(parents, 15)
+    seen = visible(line)
+    bits = bitmask(seen)
     found = torch.full_like(line, -1), ~seen, ~bits
     grower(Growth(size - 1), 1, 1, parents.device).relate(parents, *found)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, found, (line, seen, bits)))
