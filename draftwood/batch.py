@@ -19,11 +19,12 @@ from typing import NamedTuple
 from draftwood.accept import Likelihood, Verdict
 from draftwood.acceptance import TOGETHER
 from draftwood.choosing import Chooser, Load, mean_context
+from draftwood.clock import Clock
 from draftwood.latency import LatencyModel, reach
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import PREFILL_CHUNK, Clock, Prefix, Proposal, Rounds
+from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
@@ -211,8 +212,8 @@ class Batch:
         return records
 
     def _learn_seconds(self, clock: Clock) -> None:
-        """Every so many rounds, the more of them the longer the text. Each round's `observe` pays the same part of it, or
-        one in so many would look dear."""
+        """Every so many rounds, more of them in a long text. Each round's `observe` pays the same part of it, or one in so
+        many would look dear."""
         if len(self._timed) == self._together:
             start = time.perf_counter()
             self._learn()

@@ -5,10 +5,8 @@ The other form, on the device with static shapes, is `device/rounds.py`. Both gi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from draftwood.accept import Draw, Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
+from draftwood.clock import Clock
 from draftwood.drafters import base
 from draftwood.memory import require_request
 from draftwood.native import candidates as compiled
@@ -30,22 +29,6 @@ PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long pro
 MOST_UNTOLD = 64  # rounds whose taps wait for the drafter: bounds the memory that they hold
 
 Committed = tuple[list[int], Tensor | None]  # tokens and their taps
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds by verb of one round."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, verb: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.add(verb, time.perf_counter() - start)
-
-    def add(self, verb: str, seconds: float) -> None:
-        self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,12 +19,13 @@ from draftwood.acceptance import AcceptanceModel
 from draftwood.batch import Batch
 from draftwood.bench.report import new_table, number, percent
 from draftwood.choosing import mean_context
+from draftwood.clock import Clock
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled
 from draftwood.latency import LatencyModel, Work
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import Clock, Prefix, Proposal, grown
+from draftwood.rounds import Prefix, Proposal, grown
 from draftwood.sampling import Sampler, Sampling
 from draftwood.simulate import Script
 from draftwood.trace import Round

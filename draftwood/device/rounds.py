@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from draftwood.accept import Verdict
+from draftwood.clock import Clock
 from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
 from draftwood.device.state import State
@@ -26,7 +27,7 @@ from draftwood.memory import require_request
 from draftwood.policies.base import Policy
 from draftwood.request import Part, Request
 from draftwood.rotary import Rotary
-from draftwood.rounds import Clock, Prefix, Proposal
+from draftwood.rounds import Prefix, Proposal
 from draftwood.sampling import Rule
 from draftwood.target import Target
 from draftwood.tree import Tree
