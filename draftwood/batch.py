@@ -212,8 +212,8 @@ class Batch:
         return records
 
     def _learn_seconds(self, clock: Clock) -> None:
-        """Every so many rounds, more of them in a long text. Each round's `observe` pays the same part of it, or one in so
-        many would look dear."""
+        """Every so many rounds, more of them in a long text. Each round's `observe` pays the same part of it, or one
+        of them would look dear."""
         if len(self._timed) == self._together:
             start = time.perf_counter()
             self._learn()
