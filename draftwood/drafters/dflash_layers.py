@@ -53,8 +53,7 @@ class NativeLayers:
 
     def __init__(self, native: Native, weights: Weights, plain: TorchLayers) -> None:
         self._native, self._plain = native, plain
-        self._fusing = Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm)
-        self._fuses = native.fuses(self._fusing)
+        self._fused = native.fused(Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm))
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
         size = len(tokens) // len(states)
@@ -68,9 +67,9 @@ class NativeLayers:
         return self._native.run(ids, places, _parts(segments, states, gap), wanted=rows).logits
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        if self._fuses:
+        if self._fused:
             segment = Segment(0, 0, count, state.projected, np.arange(count), None)
-            self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fusing)
+            self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fused)
         else:
             self._plain.project(state, taps, count)
 

@@ -25,10 +25,19 @@ def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[T
     """Tokens and float32 log-probabilities of that lattice, still on the device."""
     if takes(logits):
         tokens, values = likeliest(logits, min(width, logits.shape[-1]))
-        return tokens if ids is None else ids[tokens], values
+        return named(tokens, ids), values
     logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     values, tokens = top_k(logp, min(width, logits.shape[-1]))
-    return tokens if ids is None else ids[tokens], values.float()
+    return named(tokens, ids), values.float()
+
+
+def named(rows: Tensor, ids: Tensor | None) -> Tensor:
+    """The tokens of rows of a head over the tokens `ids` `[V]`, or over all."""
+    if ids is None:
+        return rows
+    if rows.device.type == "cpu":  # of so few numpy's lookup takes a tenth of torch's
+        return torch.from_numpy(ids.numpy()[rows.numpy()])
+    return ids[rows]
 
 
 def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwood.drafters.base import Candidates
-from draftwood.drafters.lattice import candidates
+from draftwood.drafters.lattice import candidates, named
 from draftwood.errors import BadModel
 from draftwood.native import candidates as compiled
 from draftwood.native.growth import grower
@@ -97,7 +97,7 @@ def propose(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | Non
     if markov is None:
         return Candidates(*candidates(logits, width, ids))
     rows, logp = candidates(logits, max(width, CANDIDATES))
-    return Candidates(rows if ids is None else ids[rows], logp, markov.pairs(rows, logp))
+    return Candidates(named(rows, ids), logp, markov.pairs(rows, logp))
 
 
 def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Block:

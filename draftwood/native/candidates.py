@@ -77,8 +77,8 @@ def _row(logits: Tensor, row: int) -> tuple[c_void_p, c_int64]:
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Places and float32 log-probabilities `[N, k]` of the k largest of each row, the first of equals first."""
     logits = logits.contiguous()
-    places = torch.empty(len(logits), k, dtype=torch.int64)
-    logp = torch.empty(len(logits), k)
+    places = torch.from_numpy(np.empty((len(logits), k), np.int64))
+    logp = torch.from_numpy(np.empty((len(logits), k), np.float32))
     addresses = [c_void_p(tensor.data_ptr()) for tensor in (logits, places, logp)]
     operators().functions.candidates(*addresses, *map(c_int64, (*logits.shape, k)), torch.get_num_threads())
     return places, logp

@@ -149,17 +149,17 @@ class Native:
             x = F.pad(x[wanted], (0, 0, 0, max(0, LEAST_ROWS - wants)))
         return Verified(ends.head(x)[:wants], taps[:rows].flatten(1) if tapped else None)
 
-    def fuses(self, fusing: Fusing) -> bool:
-        """Whether `project` serves these products: where they are not compiled, it does not."""
-        return None not in (panels_of(fusing.fuse), panels_of(fusing.kv))
+    def fused(self, fusing: Fusing) -> Fused | None:
+        """What `project` takes; None where these products are not compiled."""
+        fuse, kv = panels_of(fusing.fuse), panels_of(fusing.kv)
+        return Fused(_Linear(*fuse), fusing.norm, _Linear(*kv), fusing.k_norm) if fuse and kv else None
 
-    def project(self, taps: Tensor, parts: Parts, fusing: Fusing) -> None:
+    def project(self, taps: Tensor, parts: Parts, fused: Fused) -> None:
         """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment."""
-        fuse, kv = (_Linear(*linear) for linear in map(panels_of, (fusing.fuse, fusing.kv)) if linear)
         cosines, sines = self._ends.rotary(parts.longest - len(taps), parts.longest)
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
-            _at(taps), c_int64(taps.shape[1]), byref(fuse), _at(fusing.norm), byref(kv), _at(fusing.k_norm),
+            _at(taps), c_int64(taps.shape[1]), byref(fused.fuse), _at(fused.norm), byref(fused.kv), _at(fused.k_norm),
             c_int64(len(self._layers)), byref(self._sizes), _at(cosines), _at(sines), part, slots, _threads(),
         ):  # fmt: skip
             raise BadModel(f"{len(taps)} context features found no memory.")
@@ -216,6 +216,16 @@ class _Linear(Structure):
     """`Linear` in layers.c."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """`Fusing` as the operators read it."""
+
+    fuse: _Linear
+    norm: Tensor
+    kv: _Linear
+    k_norm: Tensor | None
 
 
 class _Ends(Structure):
