@@ -1,4 +1,4 @@
-"""Trees: prefixes, masks, batches."""
+"""Trees: prefixes, masks, and how a forward lays them out."""
 
 from __future__ import annotations
 
