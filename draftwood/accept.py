@@ -44,8 +44,6 @@ class Verdict:
 
 def accept(tree: Tree, draw: Draw) -> Verdict:
     """Walk from the root while the target's own token is a child."""
-    if not len(tree):
-        return Verdict([], [], draw(0, []))
     child = {
         (parent, token): node
         for node, (parent, token) in enumerate(zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True), 1)

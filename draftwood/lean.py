@@ -122,7 +122,7 @@ class Lean:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
-        self._tapped, self._taps = tuple(layers), {layer: place for place, layer in enumerate(layers)}
+        self._taps = {layer: place for place, layer in enumerate(layers)}
 
     def attach(self) -> None:
         """Nothing of the model is exchanged, but its owner may have moved or replaced its weights."""
@@ -164,7 +164,7 @@ class Lean:
         """`forward` by compiled operators."""
         rows = [cache.rows[part.row] for part in plan.segments]
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(self._nothing) for row in rows])
-        return native.run(plan.tokens, plan.positions, parts, self._tapped, plan.wanted)
+        return native.run(plan.tokens, plan.positions, parts, tuple(self._taps), plan.wanted)
 
     @property
     def exact_cache(self) -> bool:

@@ -72,7 +72,6 @@ class Target:
         BadInput: an unknown path, the lean one for a model of another shape, or bits that nothing here can keep.
         """
         self.model = model.eval()
-        self._first = first_weight(model)  # asking transformers takes ten times as long, in every round
         self.name = name
         self.config = model.config.get_text_config()
         refuse_unrewindable(self)
@@ -80,7 +79,7 @@ class Target:
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
-        self.path.attach()
+        self.attach()
         self.tap(tap_layers)
         check_tree_attention(self)
 
@@ -203,7 +202,7 @@ class Target:
     # --- whose model it is -------------------------------------------------------------------------------
     def attach(self) -> None:
         """Take a model back that `release` gave away."""
-        self._first = first_weight(self.model)
+        self._first = first_weight(self.model)  # asking transformers takes ten times as long, in every round
         self.path.attach()
 
     def release(self) -> None:
