@@ -111,8 +111,11 @@ class CachedReader:
     def _name(self, text: Text) -> str:
         return hashlib.sha256(self._kind + text.tokens.tobytes()).hexdigest()[:32]
 
-    def __call__(self, index: int) -> Features:
-        """Of text `index`, on the target's device."""
+    def __call__(self, indices: Sequence[int]) -> list[Features]:
+        """Of the texts with these numbers, on the target's device."""
+        return [self._one(index) for index in indices]
+
+    def _one(self, index: int) -> Features:
         path, tokens = self._paths[index], self.texts[index].tokens
         row = read_row(path, len(tokens), self.reader.width)
         if row is None:

@@ -49,7 +49,7 @@ class Course:
     head: Head
     texts: Sequence[Text]
     held_out: Sequence[Text]
-    features: Callable[[int], Features]  # of the texts, then of the held-out ones
+    features: Callable[[Sequence[int]], list[Features]]  # of the texts by number, then of the held-out ones
     out: Path
     fleet: Fleet
     trimmed: bool = True  # whether drafts are limited to the head's tokens, as training is
@@ -195,7 +195,7 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
     """Forward and backward of one part; gradients add up in the drafter."""
     indices, blocks = part
     device = course.target.device
-    features = [course.features(index) for index in indices]
+    features = course.features(indices)
     taps, layout = [f.taps for f in features], Layout.of(blocks, device)
     hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.autocast)
     labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
@@ -251,7 +251,7 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
         course.target,
         course.head,
         course.held_out[:TEXTS],
-        lambda i: course.features(len(course.texts) + i),
+        lambda i: course.features([len(course.texts) + i])[0],
         objective.shown,
         course.autocast,
         objective.teacher_forced,

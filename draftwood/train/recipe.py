@@ -91,7 +91,8 @@ class Recipe:
     def batch(self, step: int, texts: int) -> list[tuple[int, int]]:
         """(epoch, text) pairs of a step. A function of the step alone, so a resumed run needs no position."""
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        orders = {at // texts: np.random.default_rng([self.seed, at // texts]).permutation(texts) for at in places}
+        epochs = range(places[0] // texts, places[-1] // texts + 1)
+        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(texts) for epoch in epochs}
         return [(at // texts, int(orders[at // texts][at % texts])) for at in places]
 
     def anchor_rng(self, epoch: int, text: int) -> np.random.Generator:

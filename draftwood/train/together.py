@@ -22,19 +22,31 @@ SHARE = 0.5  # of the device's memory, at most: training needs the rest
 
 
 class DeviceReader:
-    """Features of each text by its number; a text's whole group is read with it."""
+    """Features of texts by their numbers. The first ones that fit under a limit are kept, and are read with their whole
+    group; the others are read with those that are asked for with them."""
 
-    def __init__(self, reader: Reader, texts: Sequence[Text]) -> None:
+    def __init__(self, reader: Reader, texts: Sequence[Text], limit: float) -> None:
+        """`limit` in bytes."""
         self._reader, self._texts = reader, texts
-        self._group_of = {i: group for group in groups([len(text.tokens) for text in texts]) for i in group}
-        self._read: dict[int, Features] = {}
+        lengths = [len(text.tokens) for text in texts]
+        sizes = np.cumsum([row_bytes(length, reader.width) for length in lengths])
+        kept = int(np.searchsorted(sizes, limit, side="right"))
+        self._group_of = {i: group for group in groups(lengths[:kept]) for i in group}
+        self._kept: dict[int, Features] = {}
 
-    def __call__(self, index: int) -> Features:
-        if index not in self._read:
-            group = self._group_of[index]
-            parts = read_together(self._reader, [self._texts[i] for i in group])
-            self._read |= zip(group, map(self._reader.unpack, parts), strict=True)
-        return self._read[index]
+    def __call__(self, indices: Sequence[int]) -> list[Features]:
+        for index in indices:
+            if index in self._group_of and index not in self._kept:
+                self._kept |= self._read(self._group_of[index])
+        others = [index for index in dict.fromkeys(indices) if index not in self._group_of]
+        read: dict[int, Features] = {}
+        for places in groups([len(self._texts[index].tokens) for index in others]):
+            read |= self._read([others[place] for place in places])
+        return [self._kept[index] if index in self._kept else read[index] for index in indices]
+
+    def _read(self, indices: Sequence[int]) -> dict[int, Features]:
+        parts = read_together(self._reader, [self._texts[index] for index in indices])
+        return dict(zip(indices, map(self._reader.unpack, parts), strict=True))
 
 
 def groups(lengths: Sequence[int]) -> list[tuple[int, ...]]:
@@ -61,15 +73,8 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
 
 
 def open_features(reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> DeviceReader | CachedReader:
-    """On a GPU that has room for all of them, there; else through a cache on disk of at most `limit` bytes."""
-    if fits(reader, texts):
-        return DeviceReader(reader, texts)
-    return CachedReader(reader, texts, folder, limit)
-
-
-def fits(reader: Reader, texts: Sequence[Text]) -> bool:
+    """On a GPU as many as it has room for stay there; else through a cache on disk of at most `limit` bytes."""
     target = reader.target
-    if target.device.type != "cuda" or not isinstance(target.path, Lean):
-        return False
-    needed = sum(row_bytes(len(text.tokens), reader.width) for text in texts)
-    return needed <= SHARE * torch.cuda.mem_get_info(target.device)[0]
+    if target.device.type == "cuda" and isinstance(target.path, Lean):
+        return DeviceReader(reader, texts, SHARE * torch.cuda.mem_get_info(target.device)[0])
+    return CachedReader(reader, texts, folder, limit)

@@ -79,7 +79,7 @@ class Writing:
     @property
     def under_way(self) -> int:
         """Tokens written so far in texts that are not finished."""
-        return sum(row.written for row in self._active.values() if not row.job.writes_prompt)
+        return sum(len(row.tokens) - row.prompt for row in self._active.values() if not row.job.writes_prompt)
 
     def unfinished(self) -> list[Job]:
         """What an interrupted run has to go on with."""

@@ -235,7 +235,7 @@ def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:
     course = make_course(single, tmp_path)
     model = make_trainee(course).model
     anchors = [np.array([8, 11]), np.array([9]), np.array([6, 20, 21])]
-    texts, taps = TEXTS[:3], [course.features(i).taps for i in range(3)]
+    texts, taps = TEXTS[:3], [f.taps for f in course.features(range(3))]
 
     def run(which: list[int]) -> Tensor:
         chosen = [anchors[i] for i in which]
@@ -295,7 +295,7 @@ def test_the_teacher_of_a_position_is_what_the_target_expects_there(single: Targ
     anchors = [np.array([8, 30]), np.array([7])]
     texts = TEXTS[1:3]
     blocks = make_blocks(texts, anchors, [np.ones(2, int), np.ones(1, int)], 6, MASK, 4.0)
-    teacher = teacher_of(blocks, [course.features(1), course.features(2)])
+    teacher = teacher_of(blocks, course.features([1, 2]))
     expected = [plain_logits(single, t.tokens.tolist()).softmax(-1) for t in texts]
     row = 0
     for text, places, probs in zip(texts, anchors, expected, strict=True):
@@ -319,7 +319,7 @@ def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Pa
     fresh = [reader.unpack(reader.row(t.tokens)) for t in TEXTS]
     for again in (cached, cached, CachedReader(reader, TEXTS, tmp_path, limit)):
         for i, expected in enumerate(fresh):
-            found = again(i)
+            found = again([i])[0]
             assert torch.equal(found.taps, expected.taps)
             assert not soft or torch.equal(found.teacher.tokens, expected.teacher.tokens)
     torch.testing.assert_close(
@@ -330,19 +330,25 @@ def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Pa
     for file, damage in zip(files, (b"", b"\x00", b"\x01" * 700), strict=False):  # as a power cut may leave it
         file.write_bytes(damage + file.read_bytes()[len(damage) :] if damage else b"")
     again = CachedReader(reader, TEXTS, tmp_path, limit)
-    assert all(torch.equal(again(i).taps, fresh[i].taps) for i in range(4))
+    assert all(torch.equal(again([i])[0].taps, fresh[i].taps) for i in range(4))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_texts_read_together_are_each_text_alone(soft: bool, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [0, 3, 7])
+def test_texts_read_together_are_each_text_alone(
+    soft: bool, family: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(together, "TOKENS", 70)
     reader = Reader(tiny_target(family, "lean", dtype=torch.float32), [0, 1], soft)
-    found = DeviceReader(reader, TEXTS)
-    for i, text in enumerate(TEXTS):
-        expected = reader.unpack(reader.row(text.tokens))
-        torch.testing.assert_close(found(i).taps, expected.taps, rtol=1e-2, atol=1e-2)
-        assert not soft or torch.equal(found(i).teacher.tokens, expected.teacher.tokens)
+    limit = sum(features.row_bytes(len(t.tokens), reader.width) for t in TEXTS[:kept]) + 1.0
+    source = DeviceReader(reader, TEXTS, limit)
+    asked = [6, 2, 0, 5, 2, 1, 4, 3]
+    for _ in range(2):
+        for i, found in zip(asked, source(asked), strict=True):
+            expected = reader.unpack(reader.row(TEXTS[i].tokens))
+            torch.testing.assert_close(found.taps, expected.taps, rtol=1e-2, atol=1e-2)
+            assert not soft or torch.equal(found.teacher.tokens, expected.teacher.tokens)
 
 
 def test_every_text_is_in_one_group_and_groups_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +375,7 @@ def test_what_is_cached_is_used_again_by_other_runs(single: Target, tmp_path: Pa
         reader = CountingReader(single, taps, False)
         cached = CachedReader(reader, texts, tmp_path, limit)
         for i, text in enumerate(texts):
-            assert torch.equal(cached(i).taps, reader.unpack(Reader.row(reader, text.tokens)).taps)
+            assert torch.equal(cached([i])[0].taps, reader.unpack(Reader.row(reader, text.tokens)).taps)
         return reader.computed
 
     assert computed(TEXTS[:3]) == 3
@@ -400,7 +406,7 @@ def test_a_disk_that_fills_up_costs_time_only(single: Target, tmp_path: Path, mo
     monkeypatch.setattr(Path, "write_bytes", full)
     reader = Reader(single, [0], False)
     cached = CachedReader(reader, TEXTS, tmp_path, 1e9)
-    assert torch.equal(cached(0).taps, reader.unpack(reader.row(TEXTS[0].tokens)).taps)
+    assert torch.equal(cached([0])[0].taps, reader.unpack(reader.row(TEXTS[0].tokens)).taps)
     assert not list(tmp_path.iterdir())
 
 
@@ -469,8 +475,7 @@ def test_products_are_in_bf16_only_where_the_processor_has_them(
     target = tiny_target(dtype=torch.bfloat16)
     course = make_course(target, tmp_path, replace(RECIPE, optimizer="muon", autocast=True, soft=0.5))
     trainee = make_trainee(course)
-    for index in range(len(TEXTS)):  # by the target's own products, which stay as they are
-        course.features(index)
+    course.features(range(len(TEXTS)))  # by the target's own products, which stay as they are
     with Watch():
         descend(course, trainee, add_gradients(course, trainee))
     assert (torch.bfloat16 in met) == native and course.autocast == native
@@ -559,9 +564,8 @@ def single_nan(course: Course) -> None:
     """From now on features are not numbers."""
     read = course.features
 
-    def broken(index: int):
-        features = read(index)
-        return replace(features, taps=features.taps * math.nan)
+    def broken(indices: list[int]):
+        return [replace(features, taps=features.taps * math.nan) for features in read(indices)]
 
     object.__setattr__(course, "features", broken)
 
@@ -571,9 +575,9 @@ def test_the_target_stays_outside_of_autocast(single: Target, tmp_path: Path) ->
     texts = [some_text(i, 230) for i in range(2)]
     recipe = replace(RECIPE, autocast=True, steps=2, eval_every=1)
     course = make_course(single, tmp_path, recipe, texts, held_out=texts[:1], limit=0)
-    fresh = course.features(0).taps
+    fresh = course.features([0])[0].taps
     run_to_the_end(course)
-    assert torch.equal(course.features(0).taps, fresh)
+    assert torch.equal(course.features([0])[0].taps, fresh)
     assert all("dflash" in line["tau"] for line in read_log(tmp_path) if "tau" in line)
 
 
@@ -770,7 +774,7 @@ def test_held_out_tau_counts_the_rounds_of_a_real_run(trained, policy: str) -> N
     course, _, drafter = trained
     model = start(course.config, str(course.out), course.target, 0)  # the exported one, which need not be the last
     for i, text in enumerate(course.texts[:4]):
-        drafts = lattices(model, course.target, course.head, text, course.features(i), 1, 8)
+        drafts = lattices(model, course.target, course.head, text, course.features([i])[0], 1, 8)
         walked = walk(drafts, text, 1, policy)
         real = engine_rounds(course.target, drafter, text, policy)
         # The last rounds differ: a real run may not draft behind the end that it was given.

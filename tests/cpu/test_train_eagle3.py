@@ -68,7 +68,7 @@ def test_the_module_predicts_what_the_exported_drafter_drafts(single: Target, tm
         chain = drafter.draft([Request(state, int(text.tokens[place]), 4)])[0]
         path = [*text.tokens[: place + 1], *chain.tokens[1:], 0]
         drafted = replace(text, tokens=np.array(path))
-        rows = lattices(model, single, head, drafted, course.features(2), 1, 4, teacher_forced=True)
+        rows = lattices(model, single, head, drafted, course.features([2])[0], 1, 4, teacher_forced=True)
         row = rows[place - text.prompt]
         assert row.tokens[:4, 0].tolist() == chain.tokens[1:].tolist()
         np.testing.assert_allclose(np.exp(np.cumsum(row.logp[:4, 0])), chain.mass[1:], rtol=1e-4)
