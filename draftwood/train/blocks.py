@@ -90,26 +90,13 @@ def make_blocks(
 
     `teacher_forced`: all tokens are visible, and those behind the shown ones are predicted nonetheless.
     """
-    parts = [_blocks_of(*args, size, mask, gamma, teacher_forced) for args in zip(texts, anchors, shown, strict=True)]
-    tokens, labels, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return Blocks(
-        tokens,
-        np.concatenate(list(anchors)),
-        labels,
-        weights,
-        tuple(len(a) for a in anchors),
-        tuple(len(t.tokens) for t in texts),
-    )
-
-
-def _blocks_of(
-    text: Text, anchors: Ints, shown: Ints, size: int, mask: int, gamma: float, teacher_forced: bool
-) -> tuple[Ints, Ints, Floats]:
-    place = np.arange(size)
-    shown = np.minimum(shown, len(text.tokens) - 1 - anchors)[:, None]  # one token is left to predict
-    at = anchors[:, None] + place
-    inside = at < len(text.tokens)
-    tokens = text.tokens[np.where(inside, at, 0)]
-    weights = np.where(inside & (place >= shown), np.exp(-(place - shown) / gamma), 0.0).astype(np.float32)
-    visible = teacher_forced | (place < shown)
-    return np.where(visible, tokens, mask), tokens[:, 1:], weights[:, 1:]
+    counts, lengths = tuple(len(a) for a in anchors), tuple(len(t.tokens) for t in texts)
+    first, length = (np.repeat(x, counts)[:, None] for x in (np.cumsum([0, *lengths[:-1]]), lengths))
+    anchor, place = np.concatenate(list(anchors)), np.arange(size)
+    at = anchor[:, None] + place
+    seen = np.minimum(np.concatenate(list(shown))[:, None], length - 1 - anchor[:, None])  # one is left to predict
+    inside = at < length
+    tokens = np.concatenate([t.tokens for t in texts])[first + np.where(inside, at, 0)]
+    weights = np.where(inside & (place >= seen), np.exp(-(place - seen) / gamma), 0.0).astype(np.float32)
+    given = np.where(teacher_forced | (place < seen), tokens, mask)
+    return Blocks(given, anchor, tokens[:, 1:], weights[:, 1:], counts, lengths)

@@ -6,7 +6,7 @@ confirms, go on behind it. No target forward is needed, and all policies share t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ def held_out_tau(
     target: Target,
     head: Head,
     texts: Sequence[Text],
-    features: Callable[[int], Features],
+    features: Sequence[Features],
     shown: int = 1,
     autocast: bool = False,
     teacher_forced: bool = False,
@@ -108,10 +108,10 @@ def held_out_tau(
     policies = POLICIES[:1] if teacher_forced else POLICIES
     width = max(registry.policy(p).width for p in policies)
     emitted: dict[str, list[int]] = {policy: [] for policy in policies}
-    for i, text in enumerate(texts):
+    for text, read in zip(texts, features, strict=True):
         if len(text.tokens) - text.prompt <= shown + 1:
             continue
-        drafts = lattices(model, target, head, text, features(i), shown, width, autocast, teacher_forced)
+        drafts = lattices(model, target, head, text, read, shown, width, autocast, teacher_forced)
         for policy, rounds in emitted.items():
             rounds += walk(drafts, text, shown, policy)
     return {policy: float(np.mean(rounds)) for policy, rounds in emitted.items() if rounds}

@@ -29,7 +29,7 @@ from draftwood.train.features import Features
 from draftwood.train.fleet import Fleet
 from draftwood.train.forms import FORMS, Form
 from draftwood.train.holdout import TEXTS, forward, held_out_tau
-from draftwood.train.loss import Before, Head, Outcome, Teacher, backpropagate
+from draftwood.train.loss import Before, Head, Labels, Outcome, Teacher, backpropagate
 from draftwood.train.model import MarkovHead
 from draftwood.train.recipe import Recipe
 from draftwood.train.shards import Text
@@ -194,15 +194,15 @@ def plan_step(course: Course, step: int) -> Iterator[Part]:
 def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outcome:
     """Forward and backward of one part; gradients add up in the drafter."""
     indices, blocks = part
-    device = course.target.device
     features = course.features(indices)
-    taps, layout = [f.taps for f in features], Layout.of(blocks, device)
-    hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.autocast)
-    labels, weights = (torch.from_numpy(x).to(device) for x in (blocks.labels, blocks.weights))
+    # First all that comes from the host: a copy waits for what the device was given before it.
+    labels = Labels.of(blocks.labels, blocks.weights, course.head)
     teacher = teacher_of(blocks, features) if course.recipe.soft else None
     markov = trainee.model.markov
     before = None if markov is None else before_of(course, markov, blocks)
-    return backpropagate(hidden, course.head, labels, weights, scale, teacher, course.recipe.soft, before)
+    taps, layout = [f.taps for f in features], Layout.of(blocks, course.target.device)
+    hidden = forward(trainee.model, course.target, blocks.tokens, taps, layout, course.autocast)
+    return backpropagate(hidden, course.head, labels, scale, teacher, course.recipe.soft, before)
 
 
 def before_of(course: Course, markov: MarkovHead, blocks: Blocks) -> Before:
@@ -245,13 +245,13 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     """Tau on held-out texts; the drafter is exported unless an earlier one was better, or if nothing is held out."""
     if not course.fleet.leads:
         return
-    objective = OBJECTIVES[course.recipe.objective]
+    objective, texts = OBJECTIVES[course.recipe.objective], course.held_out[:TEXTS]
     tau = held_out_tau(
         trainee.model,
         course.target,
         course.head,
-        course.held_out[:TEXTS],
-        lambda i: course.features([len(course.texts) + i])[0],
+        texts,
+        course.features(range(len(course.texts), len(course.texts) + len(texts))),
         objective.shown,
         course.autocast,
         objective.teacher_forced,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from draftwood.precision import computes_bf16
 from draftwood.target import Target
 from draftwood.train.model import MarkovHead
+from draftwood.tree import Floats, Ints
 
 CHUNK = 512  # predicted tokens whose logits exist at once; more on a GPU, where many small products take longer:
 GPU_LOGITS = 2**26  # so many logits
@@ -77,6 +79,29 @@ class Outcome:
         return Outcome(self.loss + other.loss, self.right + other.right, self.total + other.total)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """What blocks are to predict, on the head's device."""
+
+    rows: Tensor  # [M * (B - 1)] of the head; -1: it has none for the text's token, which is then no loss, but wrong
+    weights: Tensor  # [M * (B - 1)]
+    counted: Tensor  # places with a weight: found on the host, since the device would have to be waited for
+    positions: int  # B - 1
+
+    @classmethod
+    def of(cls, tokens: Ints, weights: Floats, head: Head) -> Labels:
+        """Of `[M, B - 1]` each."""
+        device = head.rows.device
+        asked, weighed, counted = (
+            torch.from_numpy(x).to(device) for x in (tokens.ravel(), weights.ravel(), np.flatnonzero(weights))
+        )
+        return cls(head.rows[asked], weighed, counted, tokens.shape[1])
+
+    def by_position(self, flat: Tensor) -> Tensor:
+        """`[B - 1]` sums."""
+        return flat.unflatten(0, (-1, self.positions)).sum(0)
+
+
 class Before:
     """What the tokens before change: scores that are added to logits, and their gradient."""
 
@@ -99,8 +124,7 @@ class Before:
 def backpropagate(
     hidden: Tensor,
     head: Head,
-    labels: Tensor,
-    weights: Tensor,
+    labels: Labels,
     scale: float,
     teacher: Teacher | None,
     soft: float,
@@ -108,22 +132,19 @@ def backpropagate(
 ) -> Outcome:
     """Add the gradient of `scale` times the summed loss to everything that `hidden` `[M, B - 1, h]` depends on.
 
-    `labels` and `weights` `[M, B - 1]`; `teacher` has a row for each of them in order, and counts with the share
-    `soft` of the loss. A label without a row in the head is no loss, but a wrong prediction.
+    `teacher` has a row for each label in order, and counts with the share `soft` of the loss.
     """
-    leaf = hidden.detach().flatten(0, 1).requires_grad_()
-    rows, weight = head.rows[labels.flatten()], weights.flatten()
-    chosen = weight.nonzero()[:, 0]
+    leaf, rows, weights = hidden.detach().flatten(0, 1).requires_grad_(), labels.rows, labels.weights
     right = torch.zeros(len(leaf), device=leaf.device)
     total_loss = torch.zeros((), device=leaf.device)
-    for part in chosen.split(head.chunk):
+    for part in labels.counted.split(head.chunk):
         logits = head.logits(leaf[part])
         logits = logits if before is None else logits + before.scores(part)
         logp = logits.log_softmax(-1)
         losses = hard_loss(logp, rows[part])
         if teacher is not None and soft > 0:
             losses = (1 - soft) * losses + soft * soft_loss(logp, head, teacher[part])
-        loss = (losses * weight[part]).sum()
+        loss = (losses * weights[part]).sum()
         (loss * scale).backward()
         total_loss += loss.detach()
         right[part] = (logits.argmax(-1) == rows[part]).to(right)
@@ -131,7 +152,7 @@ def backpropagate(
         hidden.backward(leaf.grad.view_as(hidden))
         if before is not None:
             before.backward()
-    return Outcome(total_loss, right.view(labels.shape).sum(0), (weights > 0).sum(0).to(right))
+    return Outcome(total_loss, labels.by_position(right), labels.by_position((weights > 0).to(right)))
 
 
 def hard_loss(logp: Tensor, rows: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
 """What turns gradients into steps: AdamW, or for matrices Muon.
 
-Muon (Jordan et al. 2024; PyTorch has it) makes the step of a matrix orthogonal. Brought to the size of AdamW's steps
+Muon (Jordan et al. 2024) makes the step of a matrix orthogonal. Brought to the size of AdamW's steps
 (Liu et al. 2025) it takes the same learning rate.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.optim import AdamW, Optimizer
 
 from draftwood.precision import computes_bf16
 
@@ -20,33 +20,65 @@ Group: TypeAlias = dict[str, Any]
 
 MARKOV_PACE = 5.0  # learning rate of scores of pairs over the layers': they are two small matrices (docs/log.md)
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+MOMENTUM = 0.95
+QUINTIC = (3.4445, -4.7750, 2.0315)  # of the iteration that makes a matrix orthogonal, by Jordan et al.
+ITERATIONS = 5
 
 
 def adamw(group: Group) -> Optimizer:
     return AdamW([group], betas=(0.9, 0.95), weight_decay=0.0)
 
 
-def muon(group: Group) -> Optimizer:
-    kind = Muon if computes_bf16(group["params"][0].device) else WideMuon
-    return kind([group], weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+class Muon(Optimizer):
+    """Steps of PyTorch's `Muon`, which takes one matrix after the other, and in bf16 everywhere.
+
+    Here all matrices of a shape go through the same products: of small ones a GPU waits for launches. Where a processor
+    has no bf16 they are in fp32.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__([group], {"lr": 0.0, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Also where a matrix is high: its transpose is made orthogonal then."""
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            alike = defaultdict(list)
+            for parameter, step in zip(moved, self._steps(moved), strict=True):
+                high = parameter.shape[0] > parameter.shape[1]
+                alike[parameter.shape[::-1] if high else parameter.shape].append((parameter, step, high))
+            for shape, some in alike.items():
+                whole = orthogonal(torch.stack([step.T if high else step for _, step, high in some]))
+                size = 0.2 * max(shape) ** 0.5  # as large as AdamW's (Liu et al. 2025)
+                for (parameter, _, high), step in zip(some, whole, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(step.T if high else step, alpha=-group["lr"] * size)
+
+    def _steps(self, moved: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Nesterov's momentum of each."""
+        if not moved:
+            return []
+        for parameter in moved:
+            self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+        momenta = [self.state[p]["momentum_buffer"] for p in moved]
+        grads = [p.grad for p in moved if p.grad is not None]
+        torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
+        return torch._foreach_lerp(grads, momenta, MOMENTUM)
 
 
-class WideMuon(Muon):
-    """In fp32: PyTorch's products are in bf16 even where a processor has none and they take many times as long."""
-
-    def step(self, closure: Any = None) -> Any:
-        with SinglePrecision():
-            return super().step(closure)
-
-
-class SinglePrecision(TorchFunctionMode):
-    """What asks for bf16 gets fp32."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].float() if func is Tensor.bfloat16 else func(*args, **(kwargs or {}))
+def orthogonal(matrices: Tensor) -> Tensor:
+    """`[N, r, c]`, r at most c, each with its singular values brought near 1, by Newton and Schulz."""
+    x = matrices.bfloat16() if computes_bf16(matrices.device) else matrices.float()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    a, b, c = QUINTIC
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
-OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": muon}  # of the layers' matrices
+OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": Muon}  # of the layers' matrices
 
 
 class Optimizers:

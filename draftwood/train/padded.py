@@ -10,11 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftwood.lean import Lean
 from draftwood.plan import Verified
 
 MULTIPLE = 8  # of longest: products of half-precision matrices take a slower way with other sizes
+# Not cuDNN's attention, which is made anew for every shape: 50 ms each on an H200.
+READY = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Keep = Callable[[int, Tensor, Tensor], None]  # of a layer: its number, keys and values [flat, G, D]
 
@@ -59,7 +62,8 @@ class Padded:
         seen = None
         if window is not None and window < size:
             seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
+        with sdpa_kernel(READY):
+            out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
         return self.joined(out.transpose(1, 2)).flatten(1)
 
     def forward(

@@ -18,7 +18,7 @@ from draftwood.train.padded import Padded
 from draftwood.train.shards import Text
 
 TOKENS = 8192  # of a group, unless a text alone has more
-SHARE = 0.5  # of the device's memory, at most: training needs the rest
+SHARE = 0.65  # of the device's memory, at most: training needs the rest
 
 
 class DeviceReader:

@@ -19,6 +19,7 @@ from huggingface_hub.utils import filter_repo_objects
 from pyarrow import parquet
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim import Muon
 from torch.overrides import TorchFunctionMode
 
 from draftwood import registry
@@ -51,7 +52,7 @@ from draftwood.train.loop import (
     teacher_of,
     train,
 )
-from draftwood.train.loss import Before, Head, Teacher, backpropagate
+from draftwood.train.loss import Before, Head, Labels, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.optimizers import MARKOV_PACE, OPTIMIZERS
 from draftwood.train.recipe import Recipe, drafter_config
@@ -261,10 +262,11 @@ def test_the_chunked_loss_is_the_plain_one(
     hidden = torch.randn(6, 5, 32, requires_grad=True)
     labels, weights = torch.randint(VOCAB, (6, 5)), torch.rand(6, 5)
     weights[0, 2:] = 0
+    asked = Labels.of(labels.numpy(), weights.numpy(), head)
     teacher = Teacher(torch.randint(VOCAB, (30, 3)), torch.rand(30, 3).softmax(-1))
     markov, embedded, unseen = MarkovHead(32, 4), torch.randn(6, 5, 32), torch.rand(6, 5) < 0.7
     before = Before(markov, embedded, unseen, head) if paired else None
-    outcome = backpropagate(hidden, head, labels, weights, 0.5, teacher, soft, before)
+    outcome = backpropagate(hidden, head, asked, 0.5, teacher, soft, before)
     learning = [hidden, *(markov.parameters() if paired else ())]
     found = [parameter.grad for parameter in learning]
     for parameter in learning:
@@ -414,6 +416,23 @@ def test_a_full_disk_is_told_before_the_work(single: Target, tmp_path: Path, mon
     monkeypatch.setattr("draftwood.train.files.free_bytes", lambda folder: 100)
     with pytest.raises(BadInput, match="free"):
         CachedReader(Reader(single, [0], False), TEXTS, tmp_path, 1e9)
+
+
+def test_muon_steps_as_pytorch_does() -> None:
+    torch.manual_seed(0)
+    start = [torch.randn(shape) for shape in ((24, 48), (48, 24), (24, 48), (30, 30))]
+    ours, theirs = ([torch.nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    options = {"lr": 1e-2, "weight_decay": 0.1}
+    both = optimizers.Muon({"params": ours, **options}), Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
+    for _ in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        for optimizer in both:
+            optimizer.step()
+    for one, other, before in zip(ours, theirs, start, strict=True):
+        moved = torch.linalg.vector_norm(other - before)
+        assert torch.linalg.vector_norm(one - other) < 0.02 * moved
 
 
 # --- the run --------------------------------------------------------------------------------------------------
@@ -820,7 +839,7 @@ def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest
 def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_path: Path) -> None:
     course = make_course(single, tmp_path, replace(RECIPE, objective="variable-prefix"))
     model = make_trainee(course).model
-    tau = held_out_tau(model, single, course.head, course.texts, course.features, shown=2)
+    tau = held_out_tau(model, single, course.head, course.texts, course.features(range(len(TEXTS))), shown=2)
     assert all(1 <= value <= 6 for value in tau.values()) and set(tau) == {"dflash", "ddtree:64"}
 
 

@@ -82,7 +82,7 @@ def test_it_learns_and_its_tau_is_that_of_the_chain(single: Target, tmp_path: Pa
     taus = [line["tau"] for line in read_log(tmp_path) if "tau" in line]
     assert all(set(tau) == {"dflash"} for tau in taus) and taus[-1]["dflash"] > 1
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert held_out_tau(make_trainee(course).model, single, course.head, [], course.features) == {}
+    assert held_out_tau(make_trainee(course).model, single, course.head, [], []) == {}
 
 
 def test_it_begins_from_the_target_or_anew(single: Target, tmp_path: Path) -> None:
