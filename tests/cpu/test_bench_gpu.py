@@ -168,6 +168,11 @@ def test_answers_accept_as_often_as_asked_and_say_the_same(models: Any) -> None:
         expected = rates.expected_tau(registry.policy(policy).grow(rates.ranked(64), 0))
         spread = np.std([r.accepted for r in rounds]) / np.sqrt(len(rounds))
         assert abs(tau(rounds) - expected) < 4 * spread + 0.05  # the last round may be cut
+        for answer in (a for turn in turns for a in turn if a.policy == policy):
+            fair = answer.fair_tokens_per_s * answer.seconds / len(answer.rounds)
+            assert fair == pytest.approx(expected, rel=0.06), (
+                "what the draws gave does not count, but the last rounds do"
+            )
 
 
 def test_the_drafter_s_own_pass_runs_all_the_same(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:

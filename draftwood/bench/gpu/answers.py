@@ -13,6 +13,7 @@ from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
 from draftwood.trace import Round, seconds_by_verb, tau
+from draftwood.tree import Tree
 
 PLAIN = "autoregressive"
 POLICIES = ("dflash", "ddtree:63", "ddtree:127", "bastion:255")
@@ -26,15 +27,24 @@ class Answer:
     tokens: list[int]
     seconds: float  # from the first token to the last
     rounds: list[Round]
+    rates: Rates
 
     @property
     def tokens_per_s(self) -> float:
         return (len(self.tokens) - 1) / self.seconds
 
+    @property
+    def fair_tokens_per_s(self) -> float:
+        """The same without the luck of the draws: by the tokens that its trees emit on average under the rates."""
+        trees = [r.draft[: r.n] for r in self.rounds if isinstance(r.draft, Tree)]
+        undrafted = len(self.rounds) - len(trees)
+        return (undrafted + sum(map(self.rates.expected_tau, trees))) / self.seconds
+
     def to_json(self) -> dict[str, object]:
         return {
             "policy": self.policy,
             "tokens_per_s": self.tokens_per_s,
+            "fair_tokens_per_s": self.fair_tokens_per_s,
             "tau": tau(self.rounds),
             "round_s": self.seconds / len(self.rounds),
             "choose_s": seconds_by_verb(self.rounds)["choose"] / len(self.rounds),  # the host's; the device may wait
@@ -53,16 +63,17 @@ class Writer:
 
     def measure(self, rates: Rates, policies: Sequence[str], repeats: int) -> Iterator[list[Answer]]:
         """Plain decoding and every policy once, `repeats` times; another one first each time, and one to warm up."""
-        truth = self._write(PLAIN).tokens
+        rates = rates.to_depth(self._drafter.max_depth)
+        truth = self._write(PLAIN, rates).tokens
         methods = [PLAIN, *policies]
         for repeat in range(1 + repeats):
             self._drafter.follow(truth, len(self._prompt), rates, seed=repeat)
             first = repeat % len(methods)
-            answers = [self._write(policy) for policy in (*methods[first:], *methods[:first])]
+            answers = [self._write(policy, rates) for policy in (*methods[first:], *methods[:first])]
             if repeat:
                 yield answers
 
-    def _write(self, policy: str) -> Answer:
+    def _write(self, policy: str, rates: Rates) -> Answer:
         steps = self._engine.run(self._prompt, self._tokens, policy=registry.policy(policy))
         written, rounds = list(next(steps).tokens), []
         start = time.perf_counter()
@@ -70,7 +81,7 @@ class Writer:
             written += step.tokens
             assert step.round is not None
             rounds.append(step.round)
-        return Answer(policy, written, time.perf_counter() - start, rounds)
+        return Answer(policy, written, time.perf_counter() - start, rounds, rates)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the static buffers, and of the graphs of all policies that have written."""

@@ -66,11 +66,16 @@ class Rates:
         return np.log(np.minimum.accumulate(chances, 1)).astype(np.float32)
 
     def expected_tau(self, tree: Tree) -> float:
-        """Tokens that a round with this tree emits on average, if node tokens are ranks: the bonus token counts."""
+        """Tokens that a round with this tree emits on average, the bonus token included.
+
+        A node's rank is its place among its siblings: the likelier ones are verified first.
+        """
         chance, on_spine = np.ones(1 + len(tree)), np.ones(1 + len(tree), bool)
+        children = np.zeros(1 + len(tree), int)
         for node in range(1, 1 + len(tree)):
-            parent, depth, rank = tree.parents[node], tree.depths[node], tree.tokens[node]
-            row = (self.spine if on_spine[parent] else self.branch)[depth - 1]
+            parent, depth = tree.parents[node], tree.depths[node]
+            rank, row = children[parent], (self.spine if on_spine[parent] else self.branch)[depth - 1]
+            children[parent] += 1
             chance[node] = chance[parent] * (row[rank] if rank < RANKS else 0.0)
             on_spine[node] = on_spine[parent] and rank == 0
         return float(chance.sum())

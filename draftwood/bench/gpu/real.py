@@ -45,6 +45,7 @@ def answer_rows(options: GpuOptions, llm: LLM) -> list[Row]:
                 "rates": "its own",
                 "policy": policy,
                 **figures,
+                "fair_tokens_per_s": None,
                 "speedup": stats.speedup_vs_plain,
                 "round_s": stats.round_ms / 1e3,
                 "choose_s": stats.verb_ms.get("choose", NAN) / 1e3,

@@ -16,7 +16,7 @@ PER_WIDTH = ("verify", "accept", "commit", "verify, accept, commit")
 ONCE = ("transformers", "draft", "grow", "draft, grow")
 HELD = ("target", "drafter", "buffers", "graphs")
 FIGURES = (  # of an answer, in the order of the table's columns: factor and digits
-    ("tokens_per_s", 1, 1), ("speedup", 1, 2), ("tau", 1, 2), ("width", 1, 1),
+    ("tokens_per_s", 1, 1), ("fair_tokens_per_s", 1, 1), ("speedup", 1, 2), ("tau", 1, 2), ("width", 1, 1),
     ("round_s", 1e3, 2), ("choose_s", 1e6, 0),
 )  # fmt: skip
 Row = Mapping[str, Any]
@@ -59,7 +59,7 @@ def cell(row: Row) -> str:
 def answer_table(model: str, rows: Sequence[Row]) -> Table:
     kind = "under SYNTHETIC acceptance" if rows[0]["synthetic"] else "of its own drafter"
     title = f"{model}: whole answers {kind}"
-    columns = ("policy", "tokens/s", "× plain", "τ", "width", "round ms", "choose µs", "same text")
+    columns = ("policy", "tokens/s", "without luck", "× plain", "τ", "width", "round ms", "choose µs", "same text")
     table = new_table(title, "rates", columns)
     for row in rows:
         cells = [known(row[name], factor, digits) for name, factor, digits in FIGURES]
