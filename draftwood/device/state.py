@@ -10,6 +10,7 @@ from draftwood.accept import Verdict
 from draftwood.cache import KVCache, Row
 from draftwood.device.draw import Dice
 from draftwood.device.growth import DeviceTree
+from draftwood.device.mail import Mail
 from draftwood.device.walk import Walk
 from draftwood.drafters.base import Placed
 from draftwood.sampling import Sampling
@@ -49,30 +50,6 @@ class State:
     def nbytes(self) -> int:
         drafter = 0 if self.drafter is None else self.drafter.nbytes()
         return self.kv.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
-
-
-class Mail:
-    """A buffer on the device with a copy on the host, sent without anybody waiting for anybody."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
-        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
-
-    def send(self) -> None:
-        """Start the copy, behind what the current stream does now."""
-        self._host.copy_(self.buffer, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def wait(self) -> None:
-        """Until what was sent last is here."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-
-    def rows(self, part: Tensor) -> np.ndarray:
-        """The same part of the copy on the host."""
-        return self._host.as_strided(part.shape, part.stride(), part.storage_offset()).numpy()
 
 
 class Report:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.device.graphs import Graphs
+from draftwood.device.mail import sent
 from draftwood.lean import Lean
 from draftwood.target import Target
 from draftwood.train.padded import Padded
@@ -57,13 +58,13 @@ class CapturedRows:
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
         given = np.zeros_like(self._lengths)
         given[list(rows)] = tokens
-        self._inputs.copy_(torch.from_numpy(np.stack([given, self._lengths])))
+        self._inputs.copy_(sent(np.stack([given, self._lengths]), self._inputs.device))
         used = (int(self._lengths.max()) // BUCKET + 1) * BUCKET
         stage = partial(self._step, used)
         self._graphs.prepare(used, stage, ())
         self._graphs.run(used, stage)
         self._lengths[list(rows)] += 1
-        return self._logits[list(rows)]
+        return self._logits[sent(rows, self._logits.device)]
 
     def free(self, row: int) -> None:
         self._lengths[row] = 0

@@ -26,13 +26,14 @@ from draftwood.train.rows import open_rows
 from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
 from draftwood.train.show import bar
 from draftwood.train.stopping import stop_flag
-from draftwood.train.writing import SELF_TOKENS, Limits, Writing
+from draftwood.train.writing import SELF_TOKENS, Limits, Turns, Writing
 
 UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
 ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache is roomy
-GPU_ROWS = (1024, 512, 256, *ROWS)
+GPU_ROWS = (2048, 1024, 512, 256, *ROWS)
+GPU_TURNS = 2  # of a GPU's rows in two halves one steps while the host reads what the other has drawn
 ROOMY = 0.25  # of the memory, at most
 SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
 
@@ -165,7 +166,7 @@ def run_distill(options: DistillOptions) -> bool:
 
 def open_writing(
     options: DistillOptions, target: Target, jobs: Jobs, shards: Shards, stop_ids: frozenset[int]
-) -> Writing:
+) -> Turns:
     """Rows for as many texts as go together well. Raises BadInput if their cache does not fit in memory."""
     longest = max(len(ids) for _, ids in jobs.prompts) + (SELF_TOKENS if jobs.template else 0) + options.max_new_tokens
     longest += len(jobs.template.after) if jobs.template else 0
@@ -179,12 +180,17 @@ def open_writing(
     known = shards.done | {job.number for job in begun}
     left = (job for job in jobs if job.number not in known)
     limits = Limits(options.max_new_tokens, stop_ids, options.seed)
-    rows = open_rows(target, size, longest)
+    turns: list[Writing] = []
 
-    def admit(under_way: int) -> bool:  # what is under way is finished, not dropped: that would favour short answers
-        return shards.tokens + under_way < options.tokens
+    def admit() -> bool:  # what is under way is finished, not dropped: that would favour short answers
+        return shards.tokens + sum(writing.under_way for writing in turns) < options.tokens
 
-    return Writing(rows, size, left, limits, jobs.template, admit, begun)
+    parts = GPU_TURNS if target.device.type == "cuda" and size >= GPU_TURNS else 1
+    for part in range(parts):
+        some = len(range(part, size, parts))
+        rows = open_rows(target, some, longest)
+        turns.append(Writing(rows, some, left, limits, jobs.template, admit, deque(list(begun)[part::parts])))
+    return Turns(turns)
 
 
 def at_once(options: DistillOptions, longest: int, target: Target) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,19 +111,20 @@ def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
     Raises BadInput if the loss stops being a number. On the way weights are saved once they have given a loss that is.
     """
     watcher.begin(began_at := trainee.step)
-    saved_at = time.monotonic()
+    saved_at, parts = time.monotonic(), None
     while trainee.step < course.steps:
         if course.fleet.any(watcher.stop()):
             _save(course, trainee)
             return False
         try:
-            gradients = add_gradients(course, trainee)
+            gradients = add_gradients(course, trainee, parts)
         except ArithmeticError as error:
             raise BadInput(_diverged(course, trainee.step, error)) from None
         if course.fleet.any(time.monotonic() - saved_at > 60 * course.recipe.save_minutes):
             _save(course, trainee)
             saved_at = time.monotonic()
         watcher.step(descend(course, trainee, gradients))
+        parts = gradients.following
         if trainee.step == course.steps or trainee.step % course.recipe.eval_every == 0:
             _evaluate(course, trainee, watcher)
     if trainee.step > began_at:
@@ -139,12 +140,16 @@ class Gradients:
     norm: float  # before clipping
     outcome: Outcome
     seconds: float
+    following: Sequence[Part]  # of the next step
 
 
-def add_gradients(course: Course, trainee: Trainee) -> Gradients:
-    """Forward and backward of a step's parts, and clipping. ArithmeticError if loss or gradient is not finite."""
+def add_gradients(course: Course, trainee: Trainee, parts: Sequence[Part] | None = None) -> Gradients:
+    """Forward and backward of a step's parts, and clipping. ArithmeticError if loss or gradient is not finite.
+
+    The next step is planned here, before a device has to be waited for; without `parts` this one is, too.
+    """
     began = time.perf_counter()
-    parts = list(plan_step(course, trainee.step))
+    parts = plan_step(course, trainee.step) if parts is None else parts
     device = course.target.device
     weight = course.fleet.sum(torch.tensor(float(sum(p[1].weights.sum() for p in parts)), device=device))
     trainee.model.zero_grad(set_to_none=True)
@@ -153,11 +158,12 @@ def add_gradients(course: Course, trainee: Trainee) -> Gradients:
         outcome = outcome + run_part(course, trainee, part, 1 / float(weight))
     outcome = course.fleet.sum_outcome(outcome)
     course.fleet.sum_gradients(trainee.model)
-    norm = float(torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), course.recipe.clip))
-    loss = float(outcome.loss / weight)
+    clipped = torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), course.recipe.clip)
+    following = plan_step(course, trainee.step + 1)
+    norm, loss = float(clipped), float(outcome.loss / weight)
     if not math.isfinite(loss) or not math.isfinite(norm):
         raise ArithmeticError(f"the loss is {loss} and its gradient's norm {norm}")
-    return Gradients(loss, norm, outcome, time.perf_counter() - began)
+    return Gradients(loss, norm, outcome, time.perf_counter() - began, following)
 
 
 def descend(course: Course, trainee: Trainee, gradients: Gradients) -> Progress:
@@ -172,12 +178,12 @@ def descend(course: Course, trainee: Trainee, gradients: Gradients) -> Progress:
     return Progress(trainee.step, gradients.loss, accuracy, rate, gradients.norm, seconds, predicted)
 
 
-def plan_step(course: Course, step: int) -> Iterator[Part]:
+def plan_step(course: Course, step: int) -> list[Part]:
     """This process's share of a step's texts, in parts of one forward each, with freshly drawn blocks."""
     recipe, config = course.recipe, course.config
     mask, objective = config["dflash_config"]["mask_token_id"], OBJECTIVES[recipe.objective]
     mine = recipe.batch(step, len(course.texts))[course.fleet.rank :: course.fleet.size]
-    size = recipe.micro_batch or max(1, len(mine))
+    size, parts = recipe.micro_batch or max(1, len(mine)), []
     for at in range(0, len(mine), size):
         anchors, shown = [], []
         for epoch, index in mine[at : at + size]:
@@ -188,7 +194,8 @@ def plan_step(course: Course, step: int) -> Iterator[Part]:
         indices = [index for _, index in mine[at : at + size]]
         texts = [course.texts[index] for index in indices]
         forced = objective.teacher_forced
-        yield indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay, forced)
+        parts.append((indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay, forced)))
+    return parts
 
 
 def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outcome:

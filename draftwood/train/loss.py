@@ -110,12 +110,13 @@ class Before:
         not show that token, or it would know it already."""
         before, after = markov.tables(embedded.flatten(0, 1), head.weight)
         self._made = before * hidden.flatten()[:, None], after
+        self._dtype = head.weight.dtype
         self._leaves = [made.detach().requires_grad_() for made in self._made]
 
     def scores(self, part: Tensor) -> Tensor:
         """`[len(part), V]`"""
-        before, after = self._leaves
-        return before[part] @ after.T
+        before, after = (leaf.to(self._dtype) for leaf in self._leaves)
+        return F.linear(before[part], after).to(self._leaves[0].dtype)
 
     def backward(self) -> None:
         torch.autograd.backward(self._made, [leaf.grad for leaf in self._leaves])

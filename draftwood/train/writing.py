@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.device.mail import Mail, sent
 from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
 from draftwood.sampling import Sampling, uniforms
@@ -64,7 +65,7 @@ class Limits:
 class Writing:
     """Continuous batching: `texts` yields finished texts, and None for every step without one.
 
-    `admit` is asked, with the tokens under way, whether another job may begin.
+    `admit` is asked whether another job may begin.
     """
 
     rows: Rows
@@ -72,7 +73,7 @@ class Writing:
     jobs: Iterator[Job]
     limits: Limits
     template: Template | None = None
-    admit: Callable[[int], bool] = lambda under_way: True
+    admit: Callable[[], bool] = lambda: True
     begun: deque[Job] = field(default_factory=deque)  # before all others
     _active: dict[int, Row] = field(default_factory=dict)
 
@@ -93,8 +94,9 @@ class Writing:
                 return
             places = list(self._active)
             logits = self.rows.step(places, [self._active[place].tokens[-1] for place in places])
-            yield None
-            for place, token in zip(places, draw(logits, list(self._active.values()), self.limits.seed), strict=True):
+            drawn = draw(logits, list(self._active.values()), self.limits.seed)
+            yield None  # a device is at work now
+            for place, token in zip(places, drawn.values(), strict=True):
                 yield from self._append(place, token)
 
     def _fill(self) -> Iterator[Text]:
@@ -103,7 +105,7 @@ class Writing:
             for places in by_length(begun, self.rows.chunk):
                 rows = [self._active[place] for place in places]
                 logits = self.rows.prefill(places, [row.tokens for row in rows])
-                for place, token in zip(places, draw(logits, rows, self.limits.seed), strict=True):
+                for place, token in zip(places, draw(logits, rows, self.limits.seed).values(), strict=True):
                     yield from self._append(place, token)
 
     def _begin(self) -> dict[int, int]:
@@ -118,7 +120,7 @@ class Writing:
     def _next(self) -> Job | None:
         if self.begun:
             return self.begun.popleft()
-        return next(self.jobs, None) if self.admit(self.under_way) else None
+        return next(self.jobs, None) if self.admit() else None
 
     def _append(self, place: int, token: int) -> Iterator[Text]:
         row = self._active[place]
@@ -148,6 +150,32 @@ class Writing:
         self.rows.free(place)
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Several `Writing` with the same jobs: while a device takes one's step, the host has to do with another's."""
+
+    each: Sequence[Writing]
+
+    @property
+    def under_way(self) -> int:
+        return sum(writing.under_way for writing in self.each)
+
+    def unfinished(self) -> list[Job]:
+        """What all of them have to go on with."""
+        return [job for writing in self.each for job in writing.unfinished()]
+
+    def texts(self) -> Iterator[Text | None]:
+        """As `Writing.texts`, each in turn until its next step is under way."""
+        waiting = deque(writing.texts() for writing in self.each)
+        while waiting:
+            texts = waiting.popleft()
+            for text in texts:
+                yield text
+                if text is None:
+                    waiting.append(texts)
+                    break
+
+
 def by_length(prompts: Mapping[int, int], chunk: int) -> Iterator[list[int]]:
     """Places of prompts that are read together: of similar length, and at most `chunk` tokens unless alone."""
     together: list[int] = []
@@ -160,31 +188,30 @@ def by_length(prompts: Mapping[int, int], chunk: int) -> Iterator[list[int]]:
         yield together
 
 
-def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> list[int]:
+def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> Mail:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
-    tokens: list[int] = top_k(logits, 1)[1][:, 0].tolist()
+    mail = Mail(len(rows), logits.device)
+    mail.buffer.copy_(top_k(logits, 1)[1][:, 0])
     hot = [i for i, row in enumerate(rows) if row.temperature > 0]
     u = [quantile(seed, rows[i].job.number, len(rows[i].tokens)) for i in hot]
     heat = [rows[i].temperature for i in hot]
     if compiled.takes(logits):
-        drawn = [compiled.drawn(logits, i, Sampling(t), x) for i, t, x in zip(hot, heat, u, strict=True)]
-    else:
-        drawn = _drawn(logits, hot, heat, u)
-    for i, token in zip(hot, drawn, strict=True):
-        tokens[i] = token
-    return tokens
+        for i, t, x in zip(hot, heat, u, strict=True):
+            mail.buffer[i] = compiled.drawn(logits, i, Sampling(t), x)
+    elif hot:
+        _draw_hot(logits, mail.buffer, hot, heat, u)
+    mail.send()
+    return mail
 
 
-def _drawn(logits: Tensor, places: Sequence[int], heat: Sequence[float], u: Sequence[float]) -> list[int]:
-    """Of the rows at `places` the tokens at quantiles `u` at temperatures `heat`."""
-    tokens: list[int] = []
+def _draw_hot(logits: Tensor, tokens: Tensor, hot: Sequence[int], heat: Sequence[float], u: Sequence[float]) -> None:
+    """Of the rows at `hot` the tokens at quantiles `u` at temperatures `heat`."""
+    places, temperatures, quantiles = (sent(values, logits.device) for values in (hot, heat, u))
     few = FEW if logits.device.type == "cpu" else len(logits)
-    for some in (slice(i, i + few) for i in range(0, len(places), few)):
-        temperature, quantile = (torch.tensor(part[some], device=logits.device)[:, None] for part in (heat, u))
-        mass = (logits[places[some]].float() / temperature).softmax(-1).cumsum(-1)
-        found = torch.searchsorted(mass, quantile * mass[:, -1:], right=True)[:, 0]
-        tokens += found.clamp_max(logits.shape[-1] - 1).tolist()
-    return tokens
+    for some, heated, at in zip(places.split(few), temperatures.split(few), quantiles.split(few), strict=True):
+        mass = (logits[some].float() / heated[:, None]).softmax(-1).cumsum(-1)
+        found = torch.searchsorted(mass, at[:, None] * mass[:, -1:], right=True)[:, 0]
+        tokens[some] = found.clamp_max(logits.shape[-1] - 1).to(tokens.dtype)
 
 
 def quantile(seed: int, job: int, place: int) -> float:

@@ -17,8 +17,9 @@ from draftwood.attention import dispatch, triton_backend
 from draftwood.device import rounds as device_rounds
 from draftwood.device import stages as device_stages
 from draftwood.device.graphs import Graphs
+from draftwood.device.mail import Mail
 from draftwood.device.rounds import DeviceRounds
-from draftwood.device.state import Mail, Report
+from draftwood.device.state import Report
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine

@@ -135,10 +135,28 @@ def test_free_rows_are_filled_together_and_prompts_of_a_length_read_together() -
 def test_draws_follow_the_targets_probabilities(dtype: torch.dtype) -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0], dtype=dtype)
     rows = [writing.Row(Job(i, (0,), 0.5, "x"), [0], 1) for i in range(4000)]
-    drawn = writing.draw(logits.expand(4000, 4), rows, seed=1)
+    drawn, again, other = (writing.draw(logits.expand(4000, 4), rows, seed).values() for seed in (1, 1, 2))
     expected = (logits.float() / 0.5).softmax(-1).numpy()
     assert np.abs(np.bincount(drawn, minlength=4) / 4000 - expected).max() < 0.03
-    assert drawn == writing.draw(logits.expand(4000, 4), rows, seed=1) != writing.draw(logits.expand(4000, 4), rows, 2)
+    assert drawn == again != other
+
+
+def test_rows_that_take_turns_write_what_they_write_alone() -> None:
+    """Each steps once before the next one does, all take from the same jobs, and none is lost or written twice."""
+    target, jobs = tiny_target("llama", "lean", dtype=torch.float64), some_jobs()
+    left, steps = iter(jobs), []
+
+    class Watched(PagedRows):
+        def step(self, rows, tokens):
+            steps.append(self)
+            return super().step(rows, tokens)
+
+    each = [Writing(Watched(target, 2, 128), 2, left, Limits(24, frozenset({3}))) for _ in range(2)]
+    turns = writing.Turns(each)
+    texts = [text for text in turns.texts() if text is not None]
+    assert {t.job: t.tokens.tolist() for t in texts} == written(PagedRows(target, 4, 128), 4, jobs)
+    assert len(texts) == len(jobs) and steps[:10] == [one.rows for one in each] * 5
+    assert turns.unfinished() == [] and turns.under_way == 0
 
 
 def test_a_loop_is_cut_behind_two_periods(monkeypatch: pytest.MonkeyPatch) -> None:

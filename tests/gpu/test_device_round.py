@@ -11,7 +11,7 @@ import torch
 
 from draftwood import registry
 from draftwood.device.graphs import MOST, Graphs
-from draftwood.device.state import Mail
+from draftwood.device.mail import Mail
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel

@@ -1,0 +1,45 @@
+"""Numbers between host and device, without one waiting for what the other does now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def sent(values: Sequence[float] | NDArray[Any], device: torch.device) -> Tensor:
+    """The same numbers on the device, without waiting for what it does now."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+class Mail:
+    """A buffer on the device with a copy on the host, sent without anybody waiting for anybody."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+
+    def send(self) -> None:
+        """Start the copy, behind what the current stream does now."""
+        self._host.copy_(self.buffer, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> None:
+        """Until what was sent last is here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def values(self) -> list[int]:
+        """All of the copy, as soon as what was sent last is here."""
+        self.wait()
+        return self._host.tolist()
+
+    def rows(self, part: Tensor) -> np.ndarray:
+        """The same part of the copy on the host."""
+        return self._host.as_strided(part.shape, part.stride(), part.storage_offset()).numpy()
