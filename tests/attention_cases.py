@@ -104,3 +104,28 @@ def make_case(
     keys, values = torch.randn(2, 2, kv_heads, slots, size, generator=chance).to(device, dtype)
     keys[:, :, -7:], values[:, :, -7:] = torch.nan, torch.nan
     return Case(tree, context, query, keys[1], values[1], window)
+
+
+def texts_of_one_token(
+    lengths: list[int], groups: int, size: int, dtype: torch.dtype, window: int | None, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """What `rows_attention` says of texts of these lengths, their newest tokens included, and the truth in float32.
+
+    Slots that a text does not see hold NaN.
+    """
+    from draftwood.attention.triton_rows import rows_attention
+
+    rng = torch.Generator(device).manual_seed(0)
+    rows, slots = len(lengths), max(lengths) + 3
+    query = torch.randn(rows, 2 * groups, size, generator=rng, dtype=torch.float32, device=device).to(dtype)
+    kv = torch.randn(2, rows, 2, slots, size, generator=rng, dtype=torch.float32, device=device).to(dtype)
+    truth = torch.zeros(query.shape, device=device)
+    for row, length in enumerate(lengths):
+        seen = slice(0 if window is None else max(0, length - window), length)
+        keys, values = (part[row, :, seen].float().repeat_interleave(groups, 0) for part in kv)
+        share = (torch.einsum("hd,hsd->hs", query[row].float(), keys) * size**-0.5).softmax(-1)
+        truth[row] = torch.einsum("hs,hsd->hd", share, values)
+        kv[:, row, :, : seen.start] = torch.nan
+        kv[:, row, :, length:] = torch.nan
+    places = torch.tensor(lengths, device=device) - 1
+    return rows_attention(query, *kv, places, size**-0.5, window), truth

@@ -1,11 +1,12 @@
 """Many texts at once, one token each, in one captured graph: on a GPU starting a thousand kernels takes longer.
 
-Each row has room of its own, so that shapes stay, and a step reads no further than the longest row.
+Each row has room of its own, so that shapes stay. Triton's kernel reads each row as far as it goes, PyTorch's attention
+all of them as far as the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,13 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwood.attention.triton_backend import FORMATS, WIDEST_HEAD, missing
 from draftwood.device.graphs import Graphs
 from draftwood.device.mail import sent
 from draftwood.lean import Lean
 from draftwood.target import Target
 from draftwood.train.padded import Padded
 
-BUCKET = 128  # slots: a step reads the next multiple of the longest row's
+BUCKET = 128  # slots: without Triton a step reads the next multiple of the longest row's
+
+See = Callable[[int | None, Tensor, Tensor, Tensor], Tensor]  # window, queries [B, H, D], keys, values -> [B, ..., D]
 
 
 class CapturedRows:
@@ -40,6 +44,8 @@ class CapturedRows:
         self._logits = torch.zeros(rows, target.vocab_size, dtype=target.dtype, device=device)
         self._each = torch.arange(rows, device=device)
         self._graphs = Graphs(device)
+        self._own = device.type == "cuda" and target.dtype in FORMATS and missing(device) is None
+        self._own = self._own and shape.head_dim <= WIDEST_HEAD
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -59,7 +65,8 @@ class CapturedRows:
         given = np.zeros_like(self._lengths)
         given[list(rows)] = tokens
         self._inputs.copy_(sent(np.stack([given, self._lengths]), self._inputs.device))
-        used = (int(self._lengths.max()) // BUCKET + 1) * BUCKET
+        slots = self._kv.shape[4]
+        used = slots if self._own else min((int(self._lengths.max()) // BUCKET + 1) * BUCKET, slots)
         stage = partial(self._step, used)
         self._graphs.prepare(used, stage, ())
         self._graphs.run(used, stage)
@@ -73,6 +80,22 @@ class CapturedRows:
     def _step(self, used: int) -> None:
         """What is captured: nothing in here waits for the device."""
         tokens, places = self._inputs
+        attend = partial(self._attend, partial(self._see, places) if self._own else self._look(used, places), places)
+        self._logits.copy_(self._path.forward(tokens, places, attend).logits)
+
+    def _attend(self, see: See, places: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`[B, H * D]`"""
+        keys, values = self._kv[layer]
+        keys[self._each, :, places], values[self._each, :, places] = k, v
+        return see(self._path.windows[layer], q, keys, values).flatten(1)
+
+    def _see(self, places: Tensor, window: int | None, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        from draftwood.attention.triton_rows import rows_attention
+
+        return rows_attention(q, keys, values, places, self._path.scale, window)
+
+    def _look(self, used: int, places: Tensor) -> See:
+        """The same by PyTorch: heads that share a key head are queries side by side."""
         slots = torch.arange(used, device=places.device)
         masks = {}
         for window in set(self._path.windows):
@@ -80,22 +103,12 @@ class CapturedRows:
             seen = (ago >= 0) & (ago < (used if window is None else window))
             masks[window] = torch.zeros(seen.shape, dtype=self._kv.dtype, device=seen.device)
             masks[window] = masks[window].masked_fill_(~seen, -torch.inf)[:, None, None]
-        self._logits.copy_(self._path.forward(tokens, places, partial(self._attend, used, masks, places)).logits)
 
-    def _attend(
-        self,
-        used: int,
-        masks: dict[int | None, Tensor],
-        places: Tensor,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-    ) -> Tensor:
-        """`[B, H * D]`: heads that share a key head are queries side by side."""
-        keys, values = self._kv[layer]
-        keys[self._each, :, places], values[self._each, :, places] = k, v
-        queries = q.unflatten(1, (keys.shape[1], -1))  # [B, G, R, D]
-        mask = masks[self._path.windows[layer]].expand(*queries.shape[:3], used)
-        seen = keys[:, :, :used], values[:, :, :used]
-        return F.scaled_dot_product_attention(queries, *seen, mask, scale=self._path.scale).flatten(1)
+        def see(window: int | None, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            queries = q.unflatten(1, (keys.shape[1], -1))  # [B, G, R, D]
+            mask = masks[window].expand(*queries.shape[:3], used)
+            return F.scaled_dot_product_attention(
+                queries, keys[:, :, :used], values[:, :, :used], mask, scale=self._path.scale
+            )
+
+        return see

@@ -24,6 +24,13 @@ class Norm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+def side_by_side(x: Tensor, *parts: nn.Linear) -> Sequence[Tensor]:
+    """What each of `parts` makes of `x`, by one product: `x` goes to bf16, and its gradient back, once for all."""
+    weight = torch.cat([part.weight for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    return F.linear(x, weight, bias).split([part.out_features for part in parts], -1)
+
+
 class SelfAttention(nn.Module):
     """Block tokens are queries; context features and block tokens are keys and values."""
 
@@ -42,8 +49,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, features: Tensor, at: Rotation, context_at: Rotation, attend: AttendBlocks) -> Tensor:
         """`[M * B, hidden]` for block tokens `x` and context features `[C, hidden]`."""
-        q, k, v = (self._heads(part(x)) for part in (self.q_proj, self.k_proj, self.v_proj))
-        ck, cv = self._heads(self.k_proj(features)), self._heads(self.v_proj(features))
+        q, k, v = map(self._heads, side_by_side(x, self.q_proj, self.k_proj, self.v_proj))
+        ck, cv = map(self._heads, side_by_side(features, self.k_proj, self.v_proj))
         q, k, ck = self.q_norm(q), self.k_norm(k), self.k_norm(ck)
         q, k, ck = (rotate(y, *where).to(v.dtype) for y, where in ((q, at), (k, at), (ck, context_at)))
         out: Tensor = self.o_proj(attend(q, ck, cv, k, v))
@@ -61,7 +68,8 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = side_by_side(x, self.gate_proj, self.up_proj)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 

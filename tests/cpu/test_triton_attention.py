@@ -24,7 +24,7 @@ from draftwood.attention.reference import REFERENCE
 from draftwood.lean import Lean
 from draftwood.plan import lineage_of, make_plan, pack_bits
 from draftwood.tree import chain_tree
-from tests.attention_cases import a_tree, make_case, random_tree
+from tests.attention_cases import a_tree, make_case, random_tree, texts_of_one_token
 from tests.reference import tiny_target
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +46,15 @@ LOOSE = {torch.float32: EXACT, torch.float16: dict(rtol=4e-3, atol=4e-3), torch.
 def test_equal_to_the_reference(kind: str, context: int, window: int | None) -> None:
     case = make_case(a_tree(kind, 9), context, window=window, seed=context)
     torch.testing.assert_close(case.attend(), case.truth(), **EXACT)
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize(("groups", "size"), [(3, 64), (1, 80), (20, 16)])
+@pytest.mark.parametrize("dtype", LOOSE)
+def test_texts_of_one_token_each_see_their_own(dtype: torch.dtype, groups: int, size: int, window: int | None) -> None:
+    found, truth = texts_of_one_token([1, 64, 65, 7, 200], groups, size, dtype, window)
+    torch.testing.assert_close(found.float(), truth, **LOOSE[dtype])
 
 
 @interpreted

@@ -10,7 +10,7 @@ import torch
 from draftwood.attention import explain
 from draftwood.attention.sdpa import SDPA
 from draftwood.tree import chain_tree
-from tests.attention_cases import Case, a_tree, make_case, random_tree
+from tests.attention_cases import Case, a_tree, make_case, random_tree, texts_of_one_token
 
 pytestmark = pytest.mark.gpu
 HALVES = [torch.bfloat16, torch.float16]
@@ -41,6 +41,16 @@ def test_head_sizes_and_groups(size: int, groups: int, dtype: torch.dtype) -> No
         tree = random_tree(33)
         case = make_case(tree, 300, kv_heads=2, groups=groups, size=size, dtype=dtype, window=window, device="cuda")
         assert_right(case, case.attend())
+
+
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize(("groups", "size"), [(3, 64), (1, 80), (4, 128), (20, 16)])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_texts_of_one_token_each_see_their_own(dtype: torch.dtype, groups: int, size: int, window: int | None) -> None:
+    lengths = [1, 64, 65, 7, 500, *range(1, 300, 7)]
+    found, truth = texts_of_one_token(lengths, groups, size, dtype, window, "cuda")
+    near = 3e-2 if dtype == torch.bfloat16 else 4e-3
+    torch.testing.assert_close(found.float(), truth, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("splits", [1, 3, 64])
