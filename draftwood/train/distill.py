@@ -153,6 +153,7 @@ def run_distill(options: DistillOptions) -> bool:
         for text in writing.texts():
             if text is not None:
                 shards.add(text)
+                continue
             if stop():
                 break
             if shards.due:

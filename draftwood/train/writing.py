@@ -65,7 +65,7 @@ class Limits:
 class Writing:
     """Continuous batching: `texts` yields finished texts, and None for every step without one.
 
-    `admit` is asked whether another job may begin.
+    `admit` is asked whether further jobs may begin.
     """
 
     rows: Rows
@@ -110,17 +110,17 @@ class Writing:
 
     def _begin(self) -> dict[int, int]:
         """Jobs for all free rows, as far as there are any: the length of each prompt by its place."""
-        begun = {}
+        begun, admitted = {}, self.admit()
         for place in range(self.size):
-            if place not in self._active and (job := self._next()) is not None:
+            if place not in self._active and (job := self._next(admitted)) is not None:
                 self._active[place] = Row.of(job)
                 begun[place] = len(job.tokens)
         return begun
 
-    def _next(self) -> Job | None:
+    def _next(self, admitted: bool) -> Job | None:
         if self.begun:
             return self.begun.popleft()
-        return next(self.jobs, None) if self.admit() else None
+        return next(self.jobs, None) if admitted else None
 
     def _append(self, place: int, token: int) -> Iterator[Text]:
         row = self._active[place]
