@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from draftwood.simulate import Prices, Replayed, Script, replay, scripts
 from draftwood.trace import PARTS, Round, tau
 
 HERE = "this"  # the machine that the trace was recorded on
+OFTEN = 30  # rounds of a width, whose mean tells its price
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +186,12 @@ class Average:
 
     model: LatencyModel
     scale: dict[str, float]  # by part
+    of_width: dict[int, float]  # of verification by its nodes, where there were OFTEN rounds: the model's is of late
 
     @classmethod
     def of(cls, model: LatencyModel, trace: Trace) -> Average:
         took, said = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        ratios = defaultdict[int, list[tuple[float, float]]](list)
         for round, first in recorded_rounds(trace):
             predicted = model.predict(round.n, round.context, round.drafted, round.padding)
             if first and round.drafted:
@@ -195,12 +199,16 @@ class Average:
             for part, seconds in round.parts.items():
                 took[part] += seconds
                 said[part] += predicted.get(part, 0.0)
-        return cls(model, {part: took[part] / said[part] if said[part] else 1.0 for part in PARTS})
+            ratios[round.n].append((round.parts["verify"], predicted["verify"]))
+        sums = {n: np.sum(pairs, axis=0) for n, pairs in ratios.items() if len(pairs) >= OFTEN}
+        scale = {part: took[part] / said[part] if said[part] else 1.0 for part in PARTS}
+        return cls(model, scale, {n: float(took_s / said_s) for n, (took_s, said_s) in sums.items()})
 
     def costs(self, n_max: int, context: int) -> Costs:
         found = self.model.costs(n_max, context)
         draft, verify, aux = (self.scale[part] for part in PARTS)
-        verify_s, plain_aux_s = verify * found.verify_s, aux * (found.plain_s - found.verify_s[0])
+        by_width = np.array([self.of_width.get(n, verify) for n in range(len(found.verify_s))])
+        verify_s, plain_aux_s = by_width * found.verify_s, aux * (found.plain_s - found.verify_s[0])
         plain_s = float(verify_s[0] + plain_aux_s)
         return Costs(plain_s, draft * found.draft_s, aux * found.aux_s, verify_s, resume_s=draft * found.resume_s)
 

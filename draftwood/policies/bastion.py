@@ -35,6 +35,7 @@ class Bastion(Joint):
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
     hysteresis: float = 0.02  # of gain, to draft again after a pause: prices waver by as much, and resuming costs
     margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
+    crowd: int = 15  # other requests, beyond which that grows no more: drafting for 128 may bring three times as much
     apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
@@ -101,7 +102,7 @@ class Bastion(Joint):
         host[0] = costs.plain_s - costs.verify_s[0]
         seconds = np.asarray(draft_s) + host + costs.verify_s[nodes]
         rate = (costs.requests + gained) / seconds
-        best, least = int(np.argmax(rate)), (1 + self.margin * (costs.requests - 1)) * rate[0]
+        best, least = int(np.argmax(rate)), (1 + self.margin * min(costs.requests - 1, self.crowd)) * rate[0]
         look = float(rate[-1] / max(rate[best], least))
         if rate[best] < least:
             best = 0

@@ -110,6 +110,12 @@ def test_a_batch_drafts_only_where_much_is_expected() -> None:
         assert all(Bastion(toll=0.0, margin=margin).together(some, 0, price, [0.0, 0.1, 0.1])) is asked
 
 
+def test_what_is_asked_of_many_requests_has_a_limit() -> None:
+    """Where a forward of 256 tokens takes an eighth longer than one of 128, drafting for all brings 1.6 times as much."""
+    price, some = costs(0.0, 0.001, 200, 128), [Prospect(2.0, 1.0)] * 128
+    assert all(Bastion(toll=0.0).together(some, 0, price, [0.0] + [0.1] * 128))
+
+
 def test_a_batch_hopes_as_a_lone_request_does_and_doubts_do_not_add_up() -> None:
     """Errors of independent guesses cancel: the sum of two is in doubt by the root of 2 times one's."""
     price = costs(0.0, 0.1, 20, 2)
