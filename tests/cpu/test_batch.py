@@ -111,7 +111,7 @@ def test_a_batch_drafts_only_where_much_is_expected() -> None:
 
 
 def test_what_is_asked_of_many_requests_has_a_limit() -> None:
-    """Where a forward of 256 tokens takes an eighth longer than one of 128, drafting for all brings 1.6 times as much."""
+    """Where 256 tokens take an eighth longer than 128, drafting for all brings 1.6 times as much."""
     price, some = costs(0.0, 0.001, 200, 128), [Prospect(2.0, 1.0)] * 128
     assert all(Bastion(toll=0.0).together(some, 0, price, [0.0] + [0.1] * 128))
 
