@@ -14,12 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.attention.triton_tree import (
-    BLOCK_BYTES,
     LOG2E,
     LOWEST,
     block_scores,
     fold,
+    keys_at_once,
     merged_splits,
+    padded_size,
     product_format,
 )
 
@@ -43,7 +44,7 @@ def attention_alone(
     groups, pieces = heads // kv_heads, triton.cdiv(keys.shape[1], LENGTH) + 1
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     sums, statistics = (query.new_empty(pieces, nodes, heads, last, dtype=torch.float32) for last in (size, 2))
-    padded = max(16, triton.next_power_of_2(size))
+    padded = padded_size(query)
     shared = dict(HEADS=heads, SIZE=size, PADDED=padded, WINDOWED=window is not None)
     with torch.cuda.device_of(query):  # Triton launches on the current device
         _attend_alone[nodes, pieces, kv_heads](
@@ -51,7 +52,7 @@ def attention_alone(
             nodes, 0 if lineage is None else lineage.stride(0), window or 0, scale * LOG2E,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
             **shared, GROUPS=groups, ROWS=max(LEAST_ROWS, triton.next_power_of_2(groups)),
-            KEYS=min(64, max(16, BLOCK_BYTES // (padded * query.element_size()))),
+            KEYS=keys_at_once(query),
             LENGTH=LENGTH, TREE=lineage is not None, DOT=product_format(query),
             num_warps=4, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip

@@ -12,9 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.attention.triton_tree import BLOCK_BYTES, LOG2E, LOWEST, block_scores, fold, product_format
-
-LEAST_ROWS = 16  # of a product on tensor cores
+from draftwood.attention.triton_alone import LEAST_ROWS
+from draftwood.attention.triton_tree import (
+    LOG2E,
+    LOWEST,
+    block_scores,
+    fold,
+    keys_at_once,
+    padded_size,
+    product_format,
+)
 
 
 def rows_attention(
@@ -28,14 +35,13 @@ def rows_attention(
     """What each text's token sees of that text: `[N, H, d]`. Contiguous along d; nothing waits for the device."""
     rows, heads, size = query.shape
     kv_heads = keys.shape[1]
-    padded = max(16, triton.next_power_of_2(size))
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(query):  # Triton launches on the current device
         _attend_row[(rows, kv_heads)](
             query, keys, values, places, out, window or 0, scale * LOG2E,
             *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:2],
             GROUPS=heads // kv_heads, ROWS=max(LEAST_ROWS, triton.next_power_of_2(heads // kv_heads)),
-            SIZE=size, PADDED=padded, KEYS=min(64, max(16, BLOCK_BYTES // (padded * query.element_size()))),
+            SIZE=size, PADDED=padded_size(query), KEYS=keys_at_once(query),
             WINDOWED=window is not None, DOT=product_format(query), num_warps=2, num_stages=2,
         )  # fmt: skip
     return out

@@ -57,7 +57,7 @@ def tree_attention(
     splits = default_splits(nodes, heads, kv_heads, query.device) if splits is None else splits
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
     accumulators, statistics = _partials(nodes, heads, size, splits, query.device, workspace)
-    padded = max(16, triton.next_power_of_2(size))
+    padded = padded_size(query)
     shared = dict(HEADS=heads, SIZE=size, PADDED=padded, LEAST=LEAST_SPLIT, WINDOWED=window is not None)
     grid = (triton.cdiv(nodes * groups, ROWS), len(accumulators), kv_heads)
     with torch.cuda.device_of(query):  # Triton launches on the current device
@@ -66,7 +66,7 @@ def tree_attention(
             nodes, 0 if ancestors is None else ancestors.stride(0), splits, window or 0, scale * LOG2E,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
             **shared, GROUPS=groups, ROWS=ROWS,
-            KEYS=min(64, max(16, BLOCK_BYTES // (padded * query.element_size()))),
+            KEYS=keys_at_once(query),
             TREE=ancestors is not None, AHEAD=ahead, DOT=product_format(query),
             num_warps=4 if padded <= 128 else 8, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
@@ -75,6 +75,16 @@ def tree_attention(
             **shared, AHEAD=ahead, num_warps=1, enable_fp_fusion=True,
         )  # fmt: skip
     return out
+
+
+def padded_size(query: Tensor) -> int:
+    """Lanes of a head: a power of two, and what tensor cores take."""
+    return max(16, triton.next_power_of_2(query.shape[-1]))
+
+
+def keys_at_once(query: Tensor) -> int:
+    """Keys of a block."""
+    return min(64, max(16, BLOCK_BYTES // (padded_size(query) * query.element_size())))
 
 
 def default_splits(nodes: int, heads: int, kv_heads: int, device: torch.device) -> int:

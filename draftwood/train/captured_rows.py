@@ -44,8 +44,8 @@ class CapturedRows:
         self._logits = torch.zeros(rows, target.vocab_size, dtype=target.dtype, device=device)
         self._each = torch.arange(rows, device=device)
         self._graphs = Graphs(device)
-        self._own = device.type == "cuda" and target.dtype in FORMATS and missing(device) is None
-        self._own = self._own and shape.head_dim <= WIDEST_HEAD
+        fits = target.dtype in FORMATS and shape.head_dim <= WIDEST_HEAD
+        self._own = fits and device.type == "cuda" and missing(device) is None
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -65,8 +65,7 @@ class CapturedRows:
         given = np.zeros_like(self._lengths)
         given[list(rows)] = tokens
         self._inputs.copy_(sent(np.stack([given, self._lengths]), self._inputs.device))
-        slots = self._kv.shape[4]
-        used = slots if self._own else min((int(self._lengths.max()) // BUCKET + 1) * BUCKET, slots)
+        used = self._kv.shape[4] if self._own else (int(self._lengths.max()) // BUCKET + 1) * BUCKET
         stage = partial(self._step, used)
         self._graphs.prepare(used, stage, ())
         self._graphs.run(used, stage)

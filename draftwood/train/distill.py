@@ -33,7 +33,7 @@ SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
 ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache is roomy
 GPU_ROWS = (2048, 1024, 512, 256, *ROWS)
-GPU_TURNS = 2  # of a GPU's rows in two halves one steps while the host reads what the other has drawn
+GPU_TURNS = 2  # a GPU's rows are halved: one half steps while the host reads what the other has drawn
 ROOMY = 0.25  # of the memory, at most
 SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
 
@@ -181,17 +181,17 @@ def open_writing(
     known = shards.done | {job.number for job in begun}
     left = (job for job in jobs if job.number not in known)
     limits = Limits(options.max_new_tokens, stop_ids, options.seed)
-    turns: list[Writing] = []
+    turns = Turns([])
 
     def admit() -> bool:  # what is under way is finished, not dropped: that would favour short answers
-        return shards.tokens + sum(writing.under_way for writing in turns) < options.tokens
+        return shards.tokens + turns.under_way < options.tokens
 
     parts = GPU_TURNS if target.device.type == "cuda" and size >= GPU_TURNS else 1
     for part in range(parts):
         some = len(range(part, size, parts))
         rows = open_rows(target, some, longest)
-        turns.append(Writing(rows, some, left, limits, jobs.template, admit, deque(list(begun)[part::parts])))
-    return Turns(turns)
+        turns.each.append(Writing(rows, some, left, limits, jobs.template, admit, deque(list(begun)[part::parts])))
+    return turns
 
 
 def at_once(options: DistillOptions, longest: int, target: Target) -> int:

@@ -41,19 +41,17 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Also where a matrix is high: its transpose is made orthogonal then."""
+        """Of all matrices that have a gradient."""
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             alike = defaultdict(list)
             for parameter, step in zip(moved, self._steps(moved), strict=True):
-                high = parameter.shape[0] > parameter.shape[1]
-                alike[parameter.shape[::-1] if high else parameter.shape].append((parameter, step, high))
+                alike[wide(parameter).shape].append((wide(parameter), wide(step)))
             for shape, some in alike.items():
-                whole = orthogonal(torch.stack([step.T if high else step for _, step, high in some]))
                 size = 0.2 * max(shape) ** 0.5  # as large as AdamW's (Liu et al. 2025)
-                for (parameter, _, high), step in zip(some, whole, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(step.T if high else step, alpha=-group["lr"] * size)
+                steps = orthogonal(torch.stack([step for _, step in some]))
+                for (parameter, _), step in zip(some, steps, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"] * size)
 
     def _steps(self, moved: Sequence[Tensor]) -> Sequence[Tensor]:
         """Nesterov's momentum of each."""
@@ -65,6 +63,11 @@ class Muon(Optimizer):
         grads = [p.grad for p in moved if p.grad is not None]
         torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
         return torch._foreach_lerp(grads, momenta, MOMENTUM)
+
+
+def wide(matrix: Tensor) -> Tensor:
+    """The matrix, or where it is high a view of its transpose."""
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

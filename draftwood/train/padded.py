@@ -62,8 +62,7 @@ class Padded:
         seen = None
         if window is not None and window < size:
             seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        with sdpa_kernel(READY):
-            out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
         return self.joined(out.transpose(1, 2)).flatten(1)
 
     def forward(
@@ -81,4 +80,5 @@ class Padded:
             return self.attend(q, k, v, path.scale, path.windows[layer])
 
         tokens = torch.tensor(list(chain.from_iterable(texts)), device=self.inside.device)
-        return path.forward(tokens, self.steps, attend, wanted)
+        with sdpa_kernel(READY):
+            return path.forward(tokens, self.steps, attend, wanted)

@@ -154,7 +154,7 @@ class Writing:
 class Turns:
     """Several `Writing` with the same jobs: while a device takes one's step, the host has to do with another's."""
 
-    each: Sequence[Writing]
+    each: list[Writing]
 
     @property
     def under_way(self) -> int:
