@@ -126,6 +126,18 @@ class _Mixture:
     sources: dict[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a pool thought at a place, as far as it can learn from the token that was chosen there."""
+
+    place: Place
+    found: _Mixture  # the lattice's row, corrected
+    row: _Row | None
+    opinions: list[tuple[Opinion, int]]  # and their sources
+    seen: int  # times that the table saw the token before
+    after: dict[int, float]  # what it saw follow
+
+
 class Pool:
     """A conditional draft below one root: a first lattice or none, the successor table or none, and experts."""
 
@@ -182,18 +194,41 @@ class Pool:
 
     def learn(self, chosen: Sequence[int]) -> None:
         """The target wrote `chosen` behind the root."""
-        place, weights = self.start(), self._weights
+        place = self.start()
         for token in chosen[: self._max_depth]:
-            found, row = self._corrected(*place[:2]), self._row(*place[:2])
-            p = self._of(found, place, token)
-            for opinion, _ in reversed(self._opinions(place)):
-                own = opinion.probs.get(token, 0.0)
-                p += weights.credit(opinion, p, own) * (own - p)
-            if row is not None:
-                rank = row.rank.get(token)
-                weights.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
-                self._follow_gradient(found, row, place, token)
+            self.learn_at(self._view(place), token)
             place = self.step(place, token)
+
+    def learn_at(self, view: View, token: int) -> None:
+        """The target wrote `token` where the pool had this view."""
+        place, weights, row = view.place, self._weights, view.row
+        p = self._of(view.found, place, token)
+        for opinion, _ in reversed(view.opinions):
+            own = opinion.probs.get(token, 0.0)
+            p += weights.credit(opinion, p, own) * (own - p)
+        if row is not None:
+            rank = row.rank.get(token)
+            weights.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
+            self._follow_gradient(view, row, token)
+
+    def expected(self, chosen: int) -> list[tuple[View, int]]:
+        """Views below `chosen`, each with its first choice, which is the next one's place; none if `chosen` is not
+        the root's. They stay as they are, whatever table and experts hear of later."""
+        views: list[tuple[View, int]] = []
+        best = self._first(place := self.start())
+        while best is not None and (views or best == chosen) and place[0] + 1 < self._max_depth:
+            place = self.step(place, best)
+            best = self._first(place)
+            views.append((self._view(place), -1 if best is None else best))
+        return views
+
+    def _first(self, place: Place) -> int | None:
+        return next((token for _, token, _ in self.children(place)), None)
+
+    def _view(self, place: Place) -> View:
+        seen, after = self._table.of(place[1]) if self._table else (0, {})
+        found, row = self._corrected(*place[:2]), self._row(*place[:2])
+        return View(place, found, row, self._opinions(place), seen, after)
 
     def _mix(self, place: Place) -> _Mixture:
         """What all say of the children: each opinion's share of what the better ones leave."""
@@ -272,13 +307,12 @@ class Pool:
         total = max(total, 1e-30)
         return _Mixture(low / total, {follower: weight / total for follower, weight in listed.items()}, sources)
 
-    def _follow_gradient(self, found: _Mixture, row: _Row, place: Place, chosen: int) -> None:
+    def _follow_gradient(self, view: View, row: _Row, chosen: int) -> None:
         """Move the exponents towards a larger log p(chosen): log q and log s there, less their means under p."""
-        depth, before, _ = place
+        found, seen, after = view.found, view.seen, view.after
         rank, outside = row.rank, row.logp[-1]
         if self._table is None or not found.listed or (chosen not in rank and chosen not in found.listed):
             return
-        seen, after = self._table.of(before)
         mean_q, mean_s, spoken = found.factor * sum(map(mul, row.powers, row.logp)), 0.0, 0.0
         for token, p in found.listed.items():
             at = rank.get(token)
@@ -288,7 +322,7 @@ class Pool:
             spoken += p
         mean_s += (1 - spoken) * log(FLOOR)
         log_q = row.logp[rank[chosen]] if chosen in rank else outside
-        exponents = self._weights.exponents[min(depth, DEPTHS - 1)]
+        exponents = self._weights.exponents[min(view.place[0], DEPTHS - 1)]
         _move(exponents, 0, log_q - mean_q, LOWEST_A)
         _move(exponents, known(seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)
 

@@ -19,7 +19,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
-from draftwood.pool import SELDOM, Pool, Weights
+from draftwood.pool import SELDOM, Pool, View, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Tree
@@ -78,10 +78,30 @@ Said = tuple[Sequence[int], list[list[int]], list[list[float]]]  # by the target
 
 
 @dataclass(slots=True, eq=False)
+class Outlook:
+    """What a draft expected, of which nothing was verified: the text may go on as it says."""
+
+    pool: Pool
+    views: list[tuple[View, int]]  # with their first choices, the next one last
+
+    def hears(self, tokens: Sequence[int]) -> bool:
+        """Learn from what the target wrote next. Whether it goes on as expected."""
+        for token in tokens:
+            if not self.views:
+                return False
+            view, expected = self.views.pop()
+            self.pool.learn_at(view, token)
+            if token != expected:
+                return False
+        return bool(self.views)
+
+
+@dataclass(slots=True, eq=False)
 class PooledState:
     states: list[Any]  # of each part
     pool: Pool | None = None  # the last draft, as long as it can be learned from
     heard: list[int] = field(default_factory=list)  # what was committed since, its root first
+    outlooks: list[Outlook] = field(default_factory=list)  # of earlier drafts, where each token has one
 
 
 class Pooled(Learner, Carded):
@@ -128,12 +148,12 @@ class Pooled(Learner, Carded):
             elif not isinstance(part, Recycling):
                 part.extend(own, tokens, taps_of(part.tap_layers, self.tap_layers, taps))
         if state.heard:  # nothing was drafted in between: another text may go on from here
-            state.pool = None
-        elif state.pool is not None:
+            state.pool, state.outlooks = None, []
+        elif state.pool is not None or state.outlooks:
             state.heard += tokens
 
     def rewind(self, state: PooledState, length: int) -> None:
-        state.pool = None
+        state.pool, state.outlooks = None, []
         for part, own in zip(self.parts, state.states, strict=True):
             if not isinstance(part, Recycling):
                 part.rewind(own, length)
@@ -168,10 +188,14 @@ class Pooled(Learner, Carded):
         )
 
     def _hear(self, request: Request) -> None:
-        """What the target made of the request's last draft."""
+        """What the target made of the request's last draft, and of earlier ones that the text goes on from."""
         state: PooledState = request.state
+        written = [*state.heard[1:], request.root]
+        state.outlooks = [outlook for outlook in state.outlooks if outlook.hears(written)]
         if state.pool is not None:
-            state.pool.learn([*state.heard[1:], request.root])
+            state.pool.learn(written)
+            if len(written) == 1:
+                state.outlooks.append(Outlook(state.pool, state.pool.expected(request.root)[::-1]))
         state.heard = []
 
     def _take_over(self) -> None:

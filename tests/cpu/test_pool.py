@@ -203,6 +203,42 @@ def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> 
     assert max(made.weights.exponents[0][1:]) < 0.7, "it would rise to 1.5"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_draft_expected_is_judged_as_it_was_drafted(seed: int) -> None:
+    """Token by token, when the table has heard what came, as at once when it had not."""
+    at_once, later = (pool_of(seed, weights=Weights()) for _ in range(2))
+    place, chosen = later.start(), []
+    for _ in range(D):
+        chosen.append(next(token for _, token, _ in later.children(place)))
+        place = later.step(place, chosen[-1])
+    chosen[-1] = (chosen[-1] + 1) % V  # the last one is another than expected
+    views = later.expected(chosen[0])
+    assert [best for _, best in views[:-1]] == chosen[1:-1] and len(views) == D - 1
+    assert later.expected(chosen[0] + 1) == []
+    later._table.learn(chosen[:-1], [[token] for token in chosen[1:]], [[1.0]] * (D - 1))
+    at_once.learn(chosen)
+    later.learn_at(later._view(later.start()), chosen[0])
+    for (view, _), token in zip(views, chosen[1:], strict=True):
+        later.learn_at(view, token)
+    assert later._weights.choices == at_once._weights.choices == D
+    assert later._weights.gain == pytest.approx(at_once._weights.gain, abs=0.02)
+    np.testing.assert_allclose(later._weights.exponents, at_once._weights.exponents, atol=STEP)
+
+
+def test_drafts_of_which_nothing_is_verified_are_judged_by_all_that_follows() -> None:
+    """As `record` drafts: after every token. Two thirds of the tokens are those that the draft before them expected."""
+    made, rng = Pooled([Noisy("noisy", max_depth=4), Recycling()]), np.random.default_rng(0)
+    state, root, rounds = made.open(8), 0, 30  # so few that pooling is on trial
+    for _ in range(rounds):
+        pool = made.draft([Request(state, root, V)])[0]
+        first = next(token for _, token, _ in pool.children(pool.start()))
+        made.extend(state, [root], None)
+        root = first if rng.random() < 2 / 3 else int(rng.integers(V))
+    assert made.weights.choices > 1.5 * rounds
+    made.rewind(state, 3)
+    assert state.outlooks == []
+
+
 def test_every_node_has_an_author() -> None:
     made = Pooled([Noisy("noisy", max_depth=1), Recycling()])
     tree = chain_tree([5, 6, 7])
