@@ -1,4 +1,4 @@
-"""Features of many texts read in one forward, and kept on the device: for a GPU, where a text alone is few tokens.
+"""Features of many texts read in one forward, and kept in memory: for a GPU, where a text alone is few tokens.
 
 Texts are read in groups that the data alone decide, so that a resumed run sees the same numbers.
 """
@@ -13,46 +13,63 @@ import torch
 from torch import Tensor
 
 from draftwood.lean import Lean
+from draftwood.memory import free_bytes
 from draftwood.train.features import CachedReader, Features, Reader, row_bytes
 from draftwood.train.padded import Padded
 from draftwood.train.shards import Text
 
 TOKENS = 8192  # of a group, unless a text alone has more
-SHARE = 0.65  # of the device's memory, at most: training needs the rest
+SHARE = 0.65  # of the device's free memory, at most: training needs the rest
+SHARE_BESIDE = 0.4  # of the host's: from there a text's features come in less time than a forward's launches take
 
 
 class DeviceReader:
-    """Features of texts by their numbers. The first ones that fit under a limit are kept, and are read with their whole
-    group; the others are read with those that are asked for with them."""
+    """Features of texts by their numbers. The first ones that fit under a limit stay on the device and further ones on
+    the host, and are read with their whole group; the others are read with those that are asked for with them."""
 
-    def __init__(self, reader: Reader, texts: Sequence[Text], limit: float) -> None:
-        """`limit` in bytes."""
+    def __init__(self, reader: Reader, texts: Sequence[Text], limit: float, beside: float = 0) -> None:
+        """`limit` in bytes on the device, `beside` on the host."""
         self._reader, self._texts = reader, texts
         lengths = [len(text.tokens) for text in texts]
         sizes = np.cumsum([row_bytes(length, reader.width) for length in lengths])
-        kept = int(np.searchsorted(sizes, limit, side="right"))
-        self._group_of = {i: group for group in groups(lengths[:kept]) for i in group}
-        self._kept: dict[int, Features] = {}
+        here, kept = np.searchsorted(sizes, [limit, limit + beside], side="right").tolist()
+        made = [*groups(lengths, 0, here), *groups(lengths, here, kept)]
+        self._group_of = {i: group for group in made for i in group}
+        self._here, self._kept, self._beside = here, dict[int, Features](), dict[int, Tensor]()
 
     def __call__(self, indices: Sequence[int]) -> list[Features]:
         for index in indices:
-            if index in self._group_of and index not in self._kept:
-                self._kept |= self._read(self._group_of[index])
+            if index in self._group_of and index not in self._kept and index not in self._beside:
+                self._keep(self._group_of[index])
         others = [index for index in dict.fromkeys(indices) if index not in self._group_of]
         read: dict[int, Features] = {}
         for places in groups([len(self._texts[index].tokens) for index in others]):
-            read |= self._read([others[place] for place in places])
-        return [self._kept[index] if index in self._kept else read[index] for index in indices]
+            some = [others[place] for place in places]
+            read |= zip(some, map(self._reader.unpack, self._rows(some)), strict=True)
+        return [read[index] if index in read else self._known(index) for index in indices]
 
-    def _read(self, indices: Sequence[int]) -> dict[int, Features]:
-        parts = read_together(self._reader, [self._texts[index] for index in indices])
-        return dict(zip(indices, map(self._reader.unpack, parts), strict=True))
+    def _known(self, index: int) -> Features:
+        if index in self._kept:
+            return self._kept[index]
+        return self._reader.unpack(self._beside[index].to(self._reader.target.device, non_blocking=True))
+
+    def _keep(self, group: Sequence[int]) -> None:
+        rows = self._rows(group)
+        if group[0] < self._here:
+            self._kept |= zip(group, map(self._reader.unpack, rows), strict=True)
+        else:
+            pinned = self._reader.target.device.type == "cuda"  # or the copy back would wait for the device
+            host = (row.cpu().pin_memory() if pinned else row.cpu() for row in rows)
+            self._beside |= zip(group, host, strict=True)
+
+    def _rows(self, indices: Sequence[int]) -> list[Tensor]:
+        return read_together(self._reader, [self._texts[index] for index in indices])
 
 
-def groups(lengths: Sequence[int]) -> list[tuple[int, ...]]:
-    """Texts of similar length, of at most `TOKENS` with their padding."""
+def groups(lengths: Sequence[int], first: int = 0, end: int | None = None) -> list[tuple[int, ...]]:
+    """Texts of similar length from `first` to before `end`, of at most `TOKENS` with their padding."""
     made: list[list[int]] = []
-    for index in np.argsort(lengths, kind="stable").tolist():
+    for index in (first + np.argsort(lengths[first:end], kind="stable")).tolist():
         if not made or (len(made[-1]) + 1) * lengths[index] > TOKENS:
             made.append([])
         made[-1].append(index)
@@ -73,8 +90,10 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
 
 
 def open_features(reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> DeviceReader | CachedReader:
-    """On a GPU as many as it has room for stay there; else through a cache on disk of at most `limit` bytes."""
+    """On a GPU as many as it has room for stay there, and others on the host; else through a cache on disk of at most
+    `limit` bytes."""
     target = reader.target
     if target.device.type == "cuda" and isinstance(target.path, Lean):
-        return DeviceReader(reader, texts, SHARE * torch.cuda.mem_get_info(target.device)[0])
+        beside = SHARE_BESIDE * (free_bytes(torch.device("cpu")) or 0)
+        return DeviceReader(reader, texts, SHARE * torch.cuda.mem_get_info(target.device)[0], beside)
     return CachedReader(reader, texts, folder, limit)

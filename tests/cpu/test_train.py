@@ -337,20 +337,21 @@ def test_features_are_the_same_from_target_and_disk(single: Target, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("kept", [0, 3, 7])
+@pytest.mark.parametrize(("kept", "beside"), [(0, 0), (3, 0), (2, 3), (7, 0), (0, 7)])
 def test_texts_read_together_are_each_text_alone(
-    soft: bool, family: str, kept: int, monkeypatch: pytest.MonkeyPatch
+    soft: bool, family: str, kept: int, beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "TOKENS", 70)
     reader = Reader(tiny_target(family, "lean", dtype=torch.float32), [0, 1], soft)
-    limit = sum(features.row_bytes(len(t.tokens), reader.width) for t in TEXTS[:kept]) + 1.0
-    source = DeviceReader(reader, TEXTS, limit)
+    sizes = [features.row_bytes(len(t.tokens), reader.width) for t in TEXTS]
+    source = DeviceReader(reader, TEXTS, sum(sizes[:kept]), sum(sizes[kept : kept + beside]))
     asked = [6, 2, 0, 5, 2, 1, 4, 3]
     for _ in range(2):
         for i, found in zip(asked, source(asked), strict=True):
             expected = reader.unpack(reader.row(TEXTS[i].tokens))
             torch.testing.assert_close(found.taps, expected.taps, rtol=1e-2, atol=1e-2)
             assert not soft or torch.equal(found.teacher.tokens, expected.teacher.tokens)
+    assert sorted(source._kept) == list(range(kept)) and sorted(source._beside) == list(range(kept, kept + beside))
 
 
 def test_every_text_is_in_one_group_and_groups_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
