@@ -13,9 +13,11 @@ from draftwood.trace import Round
 
 SHARE = 0.015  # of the time, that drafting in hope may lose
 ADVANCE = 100.0  # plain steps, counted as spent before the first round: trials come first
-AFRESH = 0.3  # plain steps that it may lose in a text whatever was lost before: this one may be of another kind
+AFRESH = 1.0  # plain steps that it may lose in a text whatever was lost before: this one may be of another kind
 KEPT = 1 - 1 / 512  # of what was spent and saved, per round
-ODD = 2.0  # times what was expected of it is the most that a round counts as: a machine that was paused is no loss
+# Times what was expected of it is the most that a round counts as: a pause of the machine is no loss, nor what the
+# first draft of a long text reads.
+ODD = 1.25
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from draftwood.acceptance import (
     BETWEEN,
     CARRIED,
     HOPE,
+    KINDS,
     LEAST_GROWN,
     RECALLED,
     TOGETHER,
@@ -306,12 +307,22 @@ def test_another_process_goes_on_as_with_another_text() -> None:
     known, new = before.prospect(), after.prospect()
     assert known is not None and new is not None
     assert new.tokens == pytest.approx(known.tokens, rel=0.05) and new.nodes == pytest.approx(known.nodes, rel=0.05)
-    assert new.doubt > 2 * known.doubt, "its texts may be of another kind"
+    assert new.doubt > max(2 * known.doubt, KINDS), "its texts may be of another kind"
     assert (after.depth, after.width, after.nodes) == (before.depth, before.width, before.nodes)
     masses = tree.mass[1:], tree.depths[1:]
     np.testing.assert_allclose(after.calibrate(*masses), before.calibrate(*masses), atol=1e-3)
     hopes = before.calibrate(*masses, 1.0), after.calibrate(*masses, 1.0)
     assert (hopes[1] > hopes[0]).all(), "and what it knows of nodes is less certain"
+
+
+def test_how_another_process_differs_is_seen_from_its_own_rounds() -> None:
+    after, rng, doubts = recalled(experienced()), np.random.default_rng(10), []
+    for _ in range(4):
+        prospect = after.prospect()
+        assert prospect is not None
+        doubts.append(prospect.doubt)
+        train(after, TRUTHS["mass / 2"], rng, 10)
+    assert doubts[-1] < doubts[1] < doubts[0] and doubts[-1] < doubts[0] / 2
 
 
 def test_a_few_rounds_stand_for_all() -> None:
