@@ -13,7 +13,7 @@ The formulas: docs/drafters.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from operator import mul
@@ -124,6 +124,8 @@ class _Mixture:
     factor: float
     listed: dict[int, float]
     sources: dict[int, int]
+    seen: int = 0  # times that the table saw the token before
+    after: Mapping[int, float] = field(default_factory=dict)  # what it saw follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,6 @@ class View:
     found: _Mixture  # the lattice's row, corrected
     row: _Row | None
     opinions: list[tuple[Opinion, int]]  # and their sources
-    seen: int  # times that the table saw the token before
-    after: dict[int, float]  # what it saw follow
 
 
 class Pool:
@@ -226,9 +226,7 @@ class Pool:
         return next((token for _, token, _ in self.children(place)), None)
 
     def _view(self, place: Place) -> View:
-        seen, after = self._table.of(place[1]) if self._table else (0, {})
-        found, row = self._corrected(*place[:2]), self._row(*place[:2])
-        return View(place, found, row, self._opinions(place), seen, after)
+        return View(place, self._corrected(*place[:2]), self._row(*place[:2]), self._opinions(place))
 
     def _mix(self, place: Place) -> _Mixture:
         """What all say of the children: each opinion's share of what the better ones leave."""
@@ -290,7 +288,7 @@ class Pool:
         seen, after = self._table.of(token) if self._table else (0, {})
         row = self._row(depth, token)
         if row is None:
-            return _Mixture(0.0, after, dict.fromkeys(after, self._table_source))
+            return _Mixture(0.0, after, dict.fromkeys(after, self._table_source), seen, after)
         b = self._weights.exponents[min(depth, DEPTHS - 1)][known(seen)] if seen else 0.0
         low = FLOOR**b
         total, least, listed, sources = row.total * low, 0.5 * row.powers[-1], {}, {}
@@ -305,11 +303,12 @@ class Pool:
             listed[follower] = weight
             total += weight
         total = max(total, 1e-30)
-        return _Mixture(low / total, {follower: weight / total for follower, weight in listed.items()}, sources)
+        shares = {follower: weight / total for follower, weight in listed.items()}
+        return _Mixture(low / total, shares, sources, seen, after)
 
     def _follow_gradient(self, view: View, row: _Row, chosen: int) -> None:
         """Move the exponents towards a larger log p(chosen): log q and log s there, less their means under p."""
-        found, seen, after = view.found, view.seen, view.after
+        found, after = view.found, view.found.after
         rank, outside = row.rank, row.logp[-1]
         if self._table is None or not found.listed or (chosen not in rank and chosen not in found.listed):
             return
@@ -324,7 +323,7 @@ class Pool:
         log_q = row.logp[rank[chosen]] if chosen in rank else outside
         exponents = self._weights.exponents[min(view.place[0], DEPTHS - 1)]
         _move(exponents, 0, log_q - mean_q, LOWEST_A)
-        _move(exponents, known(seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)
+        _move(exponents, known(found.seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)
 
 
 def known(seen: int) -> int:

@@ -78,7 +78,7 @@ Said = tuple[Sequence[int], list[list[int]], list[list[float]]]  # by the target
 
 
 @dataclass(slots=True, eq=False)
-class Outlook:
+class Expectation:
     """What a draft expected, of which nothing was verified: the text may go on as it says."""
 
     pool: Pool
@@ -101,7 +101,7 @@ class PooledState:
     states: list[Any]  # of each part
     pool: Pool | None = None  # the last draft, as long as it can be learned from
     heard: list[int] = field(default_factory=list)  # what was committed since, its root first
-    outlooks: list[Outlook] = field(default_factory=list)  # of earlier drafts, where each token has one
+    expectations: list[Expectation] = field(default_factory=list)  # of earlier drafts, where each token has one
 
 
 class Pooled(Learner, Carded):
@@ -148,12 +148,12 @@ class Pooled(Learner, Carded):
             elif not isinstance(part, Recycling):
                 part.extend(own, tokens, taps_of(part.tap_layers, self.tap_layers, taps))
         if state.heard:  # nothing was drafted in between: another text may go on from here
-            state.pool, state.outlooks = None, []
-        elif state.pool is not None or state.outlooks:
+            state.pool, state.expectations = None, []
+        elif state.pool is not None or state.expectations:
             state.heard += tokens
 
     def rewind(self, state: PooledState, length: int) -> None:
-        state.pool, state.outlooks = None, []
+        state.pool, state.expectations = None, []
         for part, own in zip(self.parts, state.states, strict=True):
             if not isinstance(part, Recycling):
                 part.rewind(own, length)
@@ -191,11 +191,11 @@ class Pooled(Learner, Carded):
         """What the target made of the request's last draft, and of earlier ones that the text goes on from."""
         state: PooledState = request.state
         written = [*state.heard[1:], request.root]
-        state.outlooks = [outlook for outlook in state.outlooks if outlook.hears(written)]
+        state.expectations = [kept for kept in state.expectations if kept.hears(written)]
         if state.pool is not None:
             state.pool.learn(written)
             if len(written) == 1:
-                state.outlooks.append(Outlook(state.pool, state.pool.expected(request.root)[::-1]))
+                state.expectations.append(Expectation(state.pool, state.pool.expected(request.root)[::-1]))
         state.heard = []
 
     def _take_over(self) -> None:

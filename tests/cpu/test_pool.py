@@ -236,7 +236,7 @@ def test_drafts_of_which_nothing_is_verified_are_judged_by_all_that_follows() ->
         root = first if rng.random() < 2 / 3 else int(rng.integers(V))
     assert made.weights.choices > 1.5 * rounds
     made.rewind(state, 3)
-    assert state.outlooks == []
+    assert state.expectations == []
 
 
 def test_every_node_has_an_author() -> None:
