@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import nlargest
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class AcceptanceModel:
         self._seen = 0.0  # drafted rounds, the latest counting most; pauses do not count as forgetting
         self._texts = 0  # of requests alone, this one included
         self._own = 0  # drafted rounds of this text
-        self._since: int | None = None  # drafted rounds since this was recalled from an earlier process, if it was
+        self._since = inf  # drafted rounds since this was recalled from an earlier process; inf: it was not
         self._idle = 0
         self._prospect: Prospect | None = None  # at the usual confidence
         self._usual = float("nan")  # the target's confidence where it was drafted
@@ -186,8 +187,7 @@ class AcceptanceModel:
         variance = squares / (self._seen + 1) / (self._seen + JUDGED)
         # This text may be unlike the others: the less so, the more of either were seen.
         variance += BETWEEN**2 / (1 + self._own) / max(1, self._texts - 1) if self._texts else 0.0
-        if self._since is not None:  # all that is known may be of texts of another kind
-            variance += KINDS**2 / (1 + self._since)
+        variance += KINDS**2 / (1 + self._since)  # all that was recalled may be of texts of another kind
         return Prospect(float(tokens), float(shares @ recent.sizes), float(np.sqrt(variance)))
 
     def outlook(self, costs: Costs) -> Outlook:
@@ -237,7 +237,7 @@ class AcceptanceModel:
         model._inherit(np.minimum(np.maximum(weights, LOWEST), HIGHEST), information)
         model._recent = Recent.of_json(data["rounds"], float(data["weight"]))
         model._seen, model._depth = float(data["weight"]), int(data["depth"])
-        model._since = 0
+        model._since = 0.0
         model._paths.extend(map(int, data["paths"]))
         model._widths.extend(map(int, data["widths"]))
         model._faintest.extend(map(float, data["faintest"]))
@@ -250,7 +250,7 @@ class AcceptanceModel:
         self._recent.add(features, 1 + round.fair, self._text.now(self._recent.confidence))
         self._seen = RECENT * self._seen + 1
         self._own += 1
-        self._since = None if self._since is None else self._since + 1
+        self._since += 1
         whole = self.depth is not None and round.accepted >= self.depth
         self._paths.append(round.accepted)
         self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(2, self._paths)[-1], SHALLOWEST)

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mixture import read
+from transformers import PreTrainedTokenizerBase
+
 from draftwood.embedded import embedded_target
 from draftwood.loading import load_tokenizer
 from draftwood.train.jobs import user_template
@@ -35,8 +38,8 @@ CUTS = {"train_gsm8k": Cut(1, 3, 9), "train_mbpp": Cut(20, 4, 8), "code": Cut(2,
 
 
 def cut(mix: Path, out: Path) -> None:
-    rng, before = random.Random(11), before_a_turn()
-    begun = [pair for prompt in lines(mix) for pair in beginnings(rng, prompt["dataset"], prompt["turns"][0])]
+    rng, before = random.Random(11), before_a_turn(load_tokenizer(str(embedded_target())))
+    begun = [pair for prompt in read(mix) for pair in beginnings(rng, prompt["dataset"], prompt["turns"][0])]
     rng.shuffle(begun)
     write(out, [(kind, before + text) for kind, text in begun])
 
@@ -53,7 +56,8 @@ def beginnings(rng: random.Random, kind: str, text: str) -> Iterator[tuple[str, 
 
 
 def finish(folder: Path, out: Path) -> None:
-    tokenizer, before = load_tokenizer(str(embedded_target())), before_a_turn()
+    tokenizer = load_tokenizer(str(embedded_target()))
+    before = before_a_turn(tokenizer)
     made: dict[str, str] = {}
     for path in shard_paths(folder):
         for text in read_shard(path):
@@ -81,13 +85,8 @@ def function(text: str, ended: bool) -> str | None:
     return text if ended else None
 
 
-def before_a_turn() -> str:
-    tokenizer = load_tokenizer(str(embedded_target()))
+def before_a_turn(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(user_template(tokenizer, "default").before))
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().strip().split("\n")]
 
 
 def write(path: Path, prompts: list[tuple[str, str]]) -> None:
