@@ -19,6 +19,7 @@ from draftwood.rounds import Prefix
 from draftwood.tree import Ints
 
 LEAST = 16  # tokens: what is shorter is read faster than it is found
+SPARE = 1 / 16  # of a text: as much room behind it is not worth a copy of its keys and values without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ class PrefixCache:
             if common(old, tokens) == len(old):
                 del self._kept[key]
         self.shrink(self.capacity - len(tokens))
-        row = prefix.row.copy(len(tokens), len(tokens))  # without the room for what would have come
-        self._kept[tokens.tobytes()] = tokens, Prefix(row, prefix.state)
+        if prefix.row.capacity > (1 + SPARE) * len(tokens):  # room for what would have come
+            prefix = Prefix(prefix.row.copy(len(tokens), len(tokens)), prefix.state)
+        self._kept[tokens.tobytes()] = tokens, prefix
 
     def find(self, request: Request) -> Prefix | None:
         """A copy of the longest known beginning of the prompt, with room for the request; its last token is left out.

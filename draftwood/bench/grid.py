@@ -163,13 +163,22 @@ def worsened(llm: LLM, share: float) -> Drafter | None:
     return llm.drafter if not share or llm.drafter is None else Worse(llm.drafter, share, llm.target.vocab_size)
 
 
-def measure_cell(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> Cell:
-    """All methods on all prompts, none of them always first."""
+def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int | None) -> list[Prompt]:
+    """Prompts that are not asked in a data set's cells, its own first: nobody's context is a few prompts over and over,
+    where an n-gram drafter finds each prompt again, followed by another one."""
+    own = list(sets[dataset])
+    return [*own[len(own[:limit]) :], *(p for name, others in sets.items() if name != dataset for p in others)] or own
+
+
+def measure_cell(
+    llm: LLM, place: Place, prompts: Sequence[Prompt], ahead: Sequence[Prompt], options: GridOptions
+) -> Cell:
+    """All methods on all prompts, none of them always first. Those `ahead` make contexts long."""
     start = time.perf_counter()
     methods = (PLAIN, OURS, NEW, *FIXED)
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
-    filler = [token for ids in encoded for token in ids]
+    filler = [token for p in ahead for token in llm.encode(p.turns[0])]
     longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
     known = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
     ran = warmed(ran, lengthened(encoded[0], filler, place.context), known)
@@ -244,7 +253,8 @@ def rate(total: Totals) -> float:
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
     """Measure what is missing and write grid.jsonl, grid.json and README.md into `options.out`."""
     check_writable(options.out)
-    sets = by_dataset(load_prompts(options.prompts, options.limit))
+    whole = by_dataset(load_prompts(options.prompts))
+    sets = {name: prompts[: options.limit] for name, prompts in whole.items()}
     if not sets:
         raise BadInput("There are no prompts; name data sets or files with --prompts.")
     done = read_cells(options.out / "grid.jsonl")
@@ -254,7 +264,8 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
     for number, place in enumerate(usable[: options.cells], 1):
-        cell = measure_cell(llm, place, sets[place.dataset], options)
+        ahead = beside(whole, place.dataset, options.limit)
+        cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
         done.append(cell)
         try:
             with (options.out / "grid.jsonl").open("a") as file:

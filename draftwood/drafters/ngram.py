@@ -128,17 +128,18 @@ class NgramDrafter(Voice):
         """Add every substring that ends in a token appended since."""
         if state.earlier is not self._earlier:
             state.earlier, state.elsewhere = self._earlier, (0, 0)
-        for token in state.tokens[state.read :]:
-            state.substrings.append(token)
-            state.elsewhere = self._earlier.step(*state.elsewhere, token)
+        unread = state.tokens[state.read :]
+        state.substrings.extend(unread)
+        if self.options.earlier:
+            for token in unread:
+                state.elsewhere = self._earlier.step(*state.elsewhere, token)
         state.read = len(state.tokens)
 
     def _remember(self) -> None:
         """Add the texts so far to the earlier ones; begin anew when these are full."""
         for state in self._open:
-            if len(self._earlier.next) > 2 * self.options.earlier:
+            if len(self._earlier.link) > 2 * self.options.earlier:
                 self._earlier = SuffixAutomaton()
             self._earlier.part()
-            for token in state.tokens:
-                self._earlier.append(token)
+            self._earlier.extend(state.tokens)
         self._open.clear()

@@ -19,7 +19,7 @@ import torch
 from draftwood.config import compiles, config
 from draftwood.processor import processor
 
-NAMES = ("native.h", "ops.c", "products.c", "layers.c", "logits.c", "growth.c")
+NAMES = ("native.h", "ops.c", "products.c", "layers.c", "logits.c", "growth.c", "substrings.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
@@ -55,7 +55,8 @@ class Built:
         for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project", "reach"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.confidence.restype = ctypes.c_float
-        loaded.choice.restype = loaded.draw.restype = loaded.grow.restype = ctypes.c_int64
+        for name in ("choice", "draw", "grow", "read_text"):
+            getattr(loaded, name).restype = ctypes.c_int64
         return loaded
 
 

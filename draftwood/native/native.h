@@ -1,4 +1,5 @@
-// What the operators share. Everything is summed in fp32 and rounded once, to nearest even.
+// What the operators share. Everything is summed in fp32 and rounded once, to nearest even; so are attention's weights
+// where they meet values in dot products.
 
 #include <math.h>
 #include <stdint.h>

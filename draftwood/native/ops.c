@@ -258,6 +258,57 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
     block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
 }
 
+// `JOINED` neighbouring slots are weighed at once, to the sums of one after the other: a dot product adds the upper
+// halves first and rounds in between, so the earlier slot's value and weight are there.
+#ifdef DOTS
+#define JOINED 2
+typedef ivec value;
+typedef int32_t weight;
+
+static inline ivec bits_of(const bf16 *x) { return (ivec)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)); }
+
+static inline value value_of(const bf16 *first, const bf16 *last) { return bits_of(first) << 16 | bits_of(last); }
+
+static inline vec weigh(vec sum, value side, weight both) { return dot(sum, side, both); }
+
+static inline float4 add_weights(float4 total, const weight *weights) {
+    quad both;
+    memcpy(&both, weights, sizeof both);
+    return total + (float4)(both & ~0xffff) + (float4)(both << 16);
+}
+
+// In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace].
+static inline void join_weights(float *weights, int64_t count, int64_t pace) {
+    ivec lane, one = (ivec)every(0) + 1;
+    for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
+    for (int64_t i = 0; i < count; i += 2 * LANES) {
+        __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
+        ivec first = (ivec)_mm512_permutex2var_ps(low, (__m512i)lane, high);
+        ivec last = (ivec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high);
+        first += 0x7fff + (first >> 16 & one), last += 0x7fff + (last >> 16 & one);
+        first = (first & ~0xffff) | (last >> 16);
+        memcpy(weights + i / 2, &first, sizeof first);
+    }
+}
+
+#else
+#define JOINED 1
+typedef vec value;
+typedef float weight;
+
+static inline value value_of(const bf16 *first, const bf16 *last) { return widen(first); }
+
+static inline vec weigh(vec sum, value side, weight one) { return sum + side * one; }
+
+static inline float4 add_weights(float4 total, const weight *weights) {
+    float4 some;
+    memcpy(&some, weights, sizeof some);
+    return total + some;
+}
+
+static inline void join_weights(float *weights, int64_t count, int64_t pace) {}
+#endif
+
 // Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
 static void soften_range(const Block *block, int64_t range) {
     vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
@@ -268,22 +319,25 @@ static void soften_range(const Block *block, int64_t range) {
     for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
     for (int64_t i = 0; i < count; i++)
         all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
+    join_weights((float *)all, count * LANES, block->pace);
 }
 
 // Adds `count` weighted values to the sums of `width` lanes, `columns` vectors of each, and their weights to `all`.
-INLINE void gather_some(const bf16 *values, const float *weights, int64_t count, int64_t dim, int64_t pace,
+INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count, int64_t dim, int64_t pace,
                         vec sums[][COLUMNS], float4 *all, const int width, const int columns) {
-    vec mine[AT_ONCE][COLUMNS], value[COLUMNS];
-    float4 total[AT_ONCE / 4], some;
-    memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof some);
-    for (int64_t s = 0; s < count; s++, values += dim, weights += pace) {
-        ahead(values);
-        for (int c = 0; c < columns; c++) value[c] = widen(values + c * LANES);
+    vec mine[AT_ONCE][COLUMNS];
+    value side[COLUMNS];
+    float4 total[AT_ONCE / 4];
+    memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof *total);
+    for (int64_t s = 0; s < count; s += JOINED, values += JOINED * dim, weights += pace) {
+        const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // what is not there weighs nothing
+        ahead(values), ahead(last);
+        for (int c = 0; c < columns; c++) side[c] = value_of(values + c * LANES, last + c * LANES);
         for (int k = 0; k < width; k++)
-            for (int c = 0; c < columns; c++) mine[k][c] += value[c] * weights[k];
-        for (int k = 0; k < width; k += 4) memcpy(&some, weights + k, sizeof some), total[k / 4] += some;
+            for (int c = 0; c < columns; c++) mine[k][c] = weigh(mine[k][c], side[c], weights[k]);
+        for (int k = 0; k < width; k += 4) total[k / 4] = add_weights(total[k / 4], weights + k);
     }
-    memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof some);
+    memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
 }
 
 static inline int columns_of(const Call *call) { return call->dim % (COLUMNS * LANES) ? 1 : COLUMNS; }
@@ -297,8 +351,8 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
     vec sums[LANES][COLUMNS] = {0};
     float4 all[LANES / 4] = {0};
     const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * dim + d;
-    const float *weights = block->scores;
-    for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim, weights += RANGE * pace) {
+    for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim) {
+        const weight *weights = (const weight *)(block->scores + range * RANGE * pace);
         int64_t count = slots_of(block, range);
         if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns);
         for (int64_t l = 0; l + AT_ONCE <= pace; l += AT_ONCE)

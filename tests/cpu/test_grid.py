@@ -14,8 +14,9 @@ import torch
 from rich.console import Console
 
 from draftwood.bench import grid
-from draftwood.bench.grid import GridOptions, lengthened, places, run_grid, summarize
+from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
+from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse
 from draftwood.drafters.base import Request
@@ -41,6 +42,12 @@ def test_forty_five_cells_cover_everything_and_each_context_meets_each_drafter_a
         lambda p: (p.dataset, p.context),
     ):
         assert len({pick(p) for p in found}) == (15 if pick(found[0])[0] in SETS else 9)
+
+
+def test_what_stands_in_front_of_prompts_is_not_asked() -> None:
+    a, b = ([Prompt(f"{name}/{i}", name, ("x",)) for i in range(3)] for name in "ab")
+    assert beside({"a": a, "b": b}, "b", 2) == [b[2], *a]
+    assert beside({"a": a}, "a", 3) == a, "unless there is nothing else"
 
 
 def test_prompts_are_lengthened_in_front() -> None:

@@ -117,7 +117,7 @@ def test_a_token_sees_the_same_bits_alone_and_beside_others(
         for node in range(0, len(found), 1 + len(found) // 8):
             assert torch.equal(attend([case.plain(node)], 1 + node % 3)[0], found[node : node + 1])
         exact = replace(case, query=case.query.double(), keys=case.keys.double(), values=case.values.double())
-        torch.testing.assert_close(found.double(), exact.truth(), rtol=2**-7, atol=2e-3)
+        torch.testing.assert_close(found.double(), exact.truth(), rtol=2**-7, atol=2**-8)  # weights are rounded too
 
 
 @compiled

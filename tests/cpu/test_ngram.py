@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import registry
-from draftwood.drafters.automaton import SuffixAutomaton
+from draftwood.drafters.automaton import MANY, SuffixAutomaton
 from draftwood.drafters.base import Request
 from draftwood.drafters.ngram import NgramDrafter
 from draftwood.drafters.pooled import Pooled
 from draftwood.errors import BadInput
 from draftwood.grow import grow
+from draftwood.native.substrings import Edges
 from draftwood.tree import Tree
 
 TOKENS = st.lists(st.integers(0, 4), max_size=60)  # a small alphabet matches often
@@ -43,10 +44,16 @@ def occurrences(tokens: list[int], part: list[int]) -> list[int]:
     return [i for i in range(len(part), len(tokens) + 1) if tokens[i - len(part) : i] == part]
 
 
-@settings(max_examples=150)
-@given(TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
-def test_the_automaton_finds_every_substring_and_what_followed(tokens: list[int], part: list[int]) -> None:
-    made = SuffixAutomaton(tokens)
+LONG = st.lists(st.integers(0, 4), min_size=MANY, max_size=2 * MANY)
+
+
+@settings(max_examples=300)
+@given(TOKENS | LONG, TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_the_automaton_finds_every_substring_and_what_followed(
+    first: list[int], rest: list[int], part: list[int]
+) -> None:
+    tokens, made = first + rest, SuffixAutomaton(first)  # a long one is read at once
+    made.extend(rest)
     state = length = 0
     for i, token in enumerate(part, 1):
         state, length = made.step(state, length, token)
@@ -55,7 +62,21 @@ def test_the_automaton_finds_every_substring_and_what_followed(tokens: list[int]
     if length:
         ends = occurrences(tokens, part[len(part) - length :])
         assert made.count[state] == len(ends)
-        assert made.followers(state) == Counter(tokens[end] for end in ends if end < len(tokens))
+        followers = [tokens[end] for end in ends if end < len(tokens)]
+        assert made.followers(state) == Counter(followers)
+        assert made.latest[state] == (followers[-1] if followers else -1)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_text_read_at_once_is_that_of_its_tokens() -> None:
+    tokens = np.random.default_rng(0).integers(0, 50, 5000).tolist()
+    whole, single = SuffixAutomaton(tokens), SuffixAutomaton()
+    for token in tokens:
+        single.append(token)
+    assert isinstance(whole.next, Edges)
+    assert {state: whole.next[state] for state in single.next} == single.next
+    for part in ("link", "length", "count", "latest", "end"):
+        assert getattr(whole, part) == getattr(single, part), part
 
 
 @settings(max_examples=150)

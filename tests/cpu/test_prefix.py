@@ -10,6 +10,7 @@ from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import LEAST, PrefixCache, common
 from draftwood.request import Request
+from draftwood.rounds import Prefix
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from tests.reference import tiny_dflash, tiny_target
@@ -60,6 +61,28 @@ def test_a_prompt_that_is_known_to_its_end_still_gives_logits() -> None:
     first = write(made, cache, made.request(SYSTEM, 5))
     assert write(made, cache, made.request(SYSTEM, 5)) == first
     assert cache.counts.hits == len(SYSTEM) - 1
+
+
+def test_a_text_that_fills_its_cache_is_kept_as_it_is() -> None:
+    """And what others write behind it does not get into it."""
+    target = tiny_target()
+    made, cache = engine(target, None), PrefixCache(None, 1000)
+    prompt, rows = [*SYSTEM * 4], list[object]()
+
+    def keep(request: Request, prefix: Prefix) -> None:
+        rows.append(prefix.row)
+        cache.keep(request, prefix)
+
+    for tokens in (1, 60):
+        batch = made.batch(keep)
+        batch.join(request := made.request([tokens, *prompt], tokens))
+        batch.round()
+        batch.close()  # of 60 tokens it has one by now, and room for the rest
+        assert cache.find(made.request([*request.sampler.tokens, 1], 1)) is not None
+        assert any(prefix.row is rows[-1] for _, prefix in cache._kept.values()) == (tokens == 1)
+    for ending in ([9, 9], [8]):
+        text = [1, *prompt, *ending]
+        assert write(made, cache, made.request(text, 6)) == write(made, PrefixCache(None, 0), made.request(text, 6))
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first() -> None:
