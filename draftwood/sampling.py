@@ -19,6 +19,8 @@ from draftwood.errors import BadInput
 if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch the parameters still import
     from torch import Tensor
 
+AT_ONCE = 16  # positions whose draws are decided together: to set a generator up takes longer than its numbers
+
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
 Rule = Callable[[list[int], "Tensor"], "Tensor"]
 
@@ -81,14 +83,11 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to this seed and position: Philox, counter-based."""
-    bits = np.random.Philox(key=seed, counter=position).random_raw()
-    return float(int(bits) >> 11) * 2.0**-53
-
-
 def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
-    """`uniform` at the positions from `start` on, `[count]`: a position is one block of four numbers."""
+    """`[count]` numbers in [0, 1) that belong to this seed and the positions from `start` on: Philox, counter-based.
+
+    A position is one block of four numbers.
+    """
     bits = np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4]
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53, np.float64)
 
@@ -106,6 +105,7 @@ class Sampler:
         self.sampling = sampling
         self.tokens = list(prompt)  # everything committed
         self._rule = rule
+        self._quantiles: tuple[int, list[float]] = 0, []  # of draws at positions from the first number on
 
     @property
     def shaped(self) -> bool:
@@ -119,7 +119,12 @@ class Sampler:
 
     def quantile(self, path: Sequence[int]) -> float:
         """What decides the draw of the token after the committed ones and `path`."""
-        return uniform(self.sampling.seed, len(self.tokens) + len(path))
+        position = len(self.tokens) + len(path)
+        start, known = self._quantiles
+        if not start <= position < start + len(known):
+            start, known = position, uniforms(self.sampling.seed, position, AT_ONCE).tolist()
+            self._quantiles = start, known
+        return known[position - start]
 
     def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
         """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""

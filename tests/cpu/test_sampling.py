@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from draftwood.errors import BadInput
-from draftwood.sampling import Sampler, Sampling, invert, uniform
+from draftwood.sampling import Sampler, Sampling, invert, uniforms
 
 
 def theirs(s: Sampling) -> LogitsProcessorList:
@@ -68,11 +68,23 @@ def test_impossible_tokens_are_never_drawn(u: float, seed: int) -> None:
 
 
 def test_draws_depend_on_seed_and_position_alone_and_are_uniform() -> None:
-    assert uniform(3, 5) == uniform(3, 5) != uniform(3, 6) != uniform(4, 6)
-    draws = np.array([uniform(seed, position) for seed in range(40) for position in range(100)])
+    first, other = uniforms(3, 5, 3), uniforms(4, 5, 3)
+    assert len({*first.tolist(), *other.tolist()}) == 6
+    assert uniforms(3, 6, 2).tolist() == first[1:].tolist(), "wherever the first of them is"
+    draws = np.concatenate([uniforms(seed, 0, 100) for seed in range(40)])
     assert draws.min() >= 0 and draws.max() < 1
     # Kolmogorov-Smirnov at 4000 draws: false alarm 1 in 1000
     assert np.abs(np.sort(draws) - (np.arange(4000) + 0.5) / 4000).max() < 1.95 / math.sqrt(4000)
+
+
+def test_a_position_is_drawn_alike_however_it_is_reached() -> None:
+    """Behind committed tokens, along a path, and again."""
+    sampler = Sampler(Sampling(1.0, seed=9), [1] * 7)
+    expected = uniforms(9, 7, 60).tolist()
+    for _ in range(20):
+        assert [sampler.quantile([2] * depth) for depth in (30, 0, 5, 1)] == [expected[i] for i in (30, 0, 5, 1)]
+        sampler.commit([4])
+        expected.pop(0)
 
 
 @pytest.mark.parametrize(
