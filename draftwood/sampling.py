@@ -83,11 +83,13 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
-    """`[count]` numbers in [0, 1) that belong to this seed and the positions from `start` on: Philox, counter-based.
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that belongs to this seed and position."""
+    return float(uniforms(seed, position, 1)[0])
 
-    A position is one block of four numbers.
-    """
+
+def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
+    """`uniform` at the positions from `start` on, `[count]`: Philox, counter-based, a block of four numbers for each."""
     bits = np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4]
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53, np.float64)
 

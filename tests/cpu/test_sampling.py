@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from draftwood.errors import BadInput
-from draftwood.sampling import Sampler, Sampling, invert, uniforms
+from draftwood.sampling import Sampler, Sampling, invert, uniform, uniforms
 
 
 def theirs(s: Sampling) -> LogitsProcessorList:
@@ -71,6 +71,7 @@ def test_draws_depend_on_seed_and_position_alone_and_are_uniform() -> None:
     first, other = uniforms(3, 5, 3), uniforms(4, 5, 3)
     assert len({*first.tolist(), *other.tolist()}) == 6
     assert uniforms(3, 6, 2).tolist() == first[1:].tolist(), "wherever the first of them is"
+    assert uniform(3, 6) == first[1]
     draws = np.concatenate([uniforms(seed, 0, 100) for seed in range(40)])
     assert draws.min() >= 0 and draws.max() < 1
     # Kolmogorov-Smirnov at 4000 draws: false alarm 1 in 1000
