@@ -89,7 +89,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
-    """`uniform` at the positions from `start` on, `[count]`: Philox, counter-based, a block of four numbers for each."""
+    """`uniform` at the positions from `start` on, `[count]`: Philox, counter-based, four numbers for each."""
     bits = np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4]
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53, np.float64)
 
