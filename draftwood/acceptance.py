@@ -34,7 +34,7 @@ RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later rou
 SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
 TRIALS = 6  # drafted rounds before there is an outlook, and before they shape others
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
-LEAST_GROWN = 16  # nodes that are always grown: hardly dearer than fewer
+LEAST_GROWN = 8  # nodes that are always grown
 SHALLOWEST = 4  # positions that are always drafted: a look at a drafter that failed must be able to show better
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 4  # the outlook is formed anew when the rounds behind it grew by one in so many
@@ -102,7 +102,9 @@ class AcceptanceModel:
     @property
     def nodes(self) -> int:
         """How many nodes are worth growing, by the same rule. Where all masses are alike, none of them is faint."""
-        return TRIAL_NODES if len(self._recent) < TRIALS else max(2 * max(self._recent.sizes), LEAST_GROWN)
+        if len(self._recent) < TRIALS:
+            return TRIAL_NODES
+        return max(3 * nlargest(2, self._recent.sizes)[-1] // 2, LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from draftwood.accept import Likelihood, Verdict
@@ -28,6 +29,7 @@ from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
+SURPRISING = 1.2  # times the expected seconds of a forward
 MOST_TOGETHER = 12  # rounds whose seconds are learned from at once, in a long text
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
 
@@ -79,6 +81,11 @@ class _Timed:
     requests: int
     drafted: int  # requests
     first: bool  # as in `_Begun`
+
+    @property
+    def surprises(self) -> bool:
+        """Whether the forward took much longer than was expected: who chose its width would choose it again."""
+        return self.round.seconds.get("verify", 0.0) > SURPRISING * self.round.predicted.get("verify", inf)
 
     @property
     def kind(self) -> _Kind:
@@ -212,13 +219,13 @@ class Batch:
         return records
 
     def _learn_seconds(self, clock: Clock) -> None:
-        """Every so many rounds, more of them in a long text. Each round's `observe` pays the same part of it, or one
-        of them would look dear."""
-        if len(self._timed) == self._together:
-            start = time.perf_counter()
+        """Every so many rounds, more of them in a long text, and at once where one was far off. Each round's `observe`
+        pays the same part of it, or one of them would look dear."""
+        if len(self._timed) == self._together or (self._timed and self._timed[-1].surprises):
+            start, rounds = time.perf_counter(), len(self._timed)
             self._learn()
-            self._learning_s = (time.perf_counter() - start) / self._together
-            self._together = min(self._together + 1, MOST_TOGETHER)
+            self._learning_s = (time.perf_counter() - start) / rounds
+            self._together = min(max(self._together, rounds + 1), MOST_TOGETHER)
         clock.add("observe", self._learning_s)
 
     def _learn(self) -> None:

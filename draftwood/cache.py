@@ -117,10 +117,13 @@ class Row:
 
     def _move(self, source: list[int], start: int) -> None:
         """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
+        if self._addresses is not None and self.keys[0] is not None:  # a compiled forward has asked where they are
+            slots.move(self._addresses, self.keys[0], source, start)
+            return
         for kept in (self.keys, self.values):
             tensors = [states for states in kept if states is not None]
             if slots.takes(tensors):
-                slots.move(tensors, source, start)
+                slots.move(slots.addresses(tensors), tensors[0], source, start)
                 continue
             places = torch.tensor(source, device=tensors[0].device)
             for states in tensors:

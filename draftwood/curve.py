@@ -34,6 +34,7 @@ ALIKE = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)
 OWN = np.eye(len(WIDTHS))
 UNKNOWN = 1e6 + 10 * ALIKE + OWN  # of a curve that starts at the prior: the first round says how far off that is
 INHERITED = 1 + 0.05 * ALIKE + 0.01 * OWN  # of one that starts like another
+UNTRIED = 30.0  # besides, of a width that the other one never ran: its first forwards say what it takes
 # From one observation to the next. A machine's moods come and go for all widths (the pace); their ratios hardly move,
 # and a policy lives by these: what drifted faster would follow the moods.
 DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
@@ -92,7 +93,8 @@ class Curve:
         beyond those known are believed to take more, if they do in one that is `like` it."""
         self._rises: bool = rises if like is None else like._rises
         self._value: Array = np.zeros(len(WIDTHS)) if like is None else like._value  # log of observed over expected
-        self._doubt: Array = UNKNOWN if like is None else INHERITED  # their covariance, in variances of one observation
+        # Their covariance, in variances of one observation.
+        self._doubt: Array = UNKNOWN if like is None else INHERITED + UNTRIED * np.diag(like._seen < RUN)
         self._seen: Array = np.zeros(len(WIDTHS)) if like is None else np.minimum(like._seen, HEAD_START)
         self._spread = DOUBT  # of an observation: the root of its variance
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned

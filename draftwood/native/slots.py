@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.native.build import operators
@@ -16,12 +18,15 @@ def takes(states: Sequence[Tensor]) -> bool:
     return like.device.type == "cpu" and operators().library is not None and all(s.is_contiguous() for s in states)
 
 
-def move(states: Sequence[Tensor], source: Sequence[int], start: int) -> None:
-    """Gather slots `source`, ascending and none before its new place, into the slots from `start` on."""
-    heads, slots, _ = states[0].shape
-    operators().functions.move_slots(
-        (c_void_p * len(states))(*(tensor.data_ptr() for tensor in states)),
-        c_int64(len(states)),
-        (c_int64 * len(source))(*source),
-        *map(c_int64, (len(source), start, heads, slots, states[0].stride(1) * states[0].itemsize)),
-    )
+def addresses(states: Sequence[Tensor]) -> NDArray[np.int64]:
+    """Where they begin."""
+    return np.array([tensor.data_ptr() for tensor in states])
+
+
+def move(begins: NDArray[np.int64], like: Tensor, source: Sequence[int], start: int) -> None:
+    """Gather slots `source`, ascending and none before its new place, into the slots from `start` on, of all tensors
+    that begin there and are `like` this one."""
+    heads, slots, _ = like.shape
+    sizes = (len(source), start, heads, slots, like.stride(1) * like.itemsize)
+    where = c_void_p(begins.ctypes.data), c_int64(begins.size), (c_int64 * len(source))(*source)
+    operators().functions.move_slots(*where, *map(c_int64, sizes))

@@ -30,6 +30,7 @@ from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.policies.bastion import Bastion
 from draftwood.predictability import MOST, POWER, Predictability
+from draftwood.recent import KEPT
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
 
@@ -528,9 +529,13 @@ def test_how_much_is_worth_growing_follows_what_trees_verify() -> None:
     for _ in range(TRIALS):
         assert model.nodes == TRIAL_NODES, "more are never verified"
         model.observe(a_round(chain(6)))
+    assert model.nodes == 9
+    for nodes in (9, 13):
+        model.observe(a_round(chain(9)))
+        assert model.nodes == nodes, "all of it was used twice: there may be more"
+    for _ in range(KEPT):
+        model.observe(a_round(chain(2)))
     assert model.nodes == LEAST_GROWN
-    model.observe(a_round(chain(LEAST_GROWN)))
-    assert model.nodes == 2 * LEAST_GROWN, "all of it was used: there may be more"
 
 
 def test_trees_that_are_verified_whole_are_grown_further() -> None:
