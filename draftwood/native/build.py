@@ -19,7 +19,7 @@ import torch
 from draftwood.config import compiles, config
 from draftwood.processor import processor
 
-NAMES = ("native.h", "ops.c", "products.c", "layers.c", "logits.c", "growth.c", "substrings.c")
+NAMES = ("native.h", "ops.c", "attention.c", "products.c", "layers.c", "logits.c", "growth.c", "substrings.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")

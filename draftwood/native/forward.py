@@ -21,7 +21,7 @@ from draftwood.plan import Segment, Verified
 from draftwood.rotary import Rotary
 
 LANES = 16  # the most of native.h
-MOST_DIM = 512  # as in ops.c
+MOST_DIM = 512  # as in native.h
 TAP = -1  # the column of the table that says where taps go
 NOWHERE = -1
 

@@ -22,6 +22,7 @@
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
 #define NEVER -1e30f  // the score of what is not there or not seen
+#define MOST_DIM 512   // of a head
 #define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
 #define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
@@ -117,6 +118,8 @@ void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int thr
 void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q,
                   const Part *parts, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps,
                   int threads);
+
+// attention.c
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads);
 

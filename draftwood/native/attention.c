@@ -1,0 +1,431 @@
+// Attention over the keys and values of a cache, for bf16 on a CPU: a tree behind its context in one call.
+//
+// A row's result never depends on the other rows: sums run over a row's own visible keys, one after the other (others
+// add an exact zero), so a token gets the same bits alone, in a chain and in a tree, and on any number of threads.
+
+#include "native.h"
+
+#define AT_ONCE 8     // sums that go on side by side
+#define COLUMNS 2     // vectors of a head that are summed side by side: a line of a cache, or half of one
+#define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
+#define WAVE 16384    // vectors of scores for each thread, where one block needs less
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad){__VA_ARGS__})
+#endif
+
+typedef int32_t quad __attribute__((vector_size(16)));
+typedef float float4 __attribute__((vector_size(16)));
+
+// What one call of `attend` asks for.
+typedef struct {
+    const bf16 *q;
+    bf16 *out;
+    int64_t heads, groups, dim, window;
+    float scale;
+} Call;
+
+// Up to LANES queries of a part that share a key head, and their scores [slot - first][pace], a query a lane.
+typedef struct {
+    const Part *part;
+    int64_t head, start, lanes, pace;  // query start + l is of row (start + l) / groups
+    int64_t first, stop;               // slots that any of its rows sees
+    int64_t clear, plain;              // slots that all of them see
+    int64_t ranges, before;            // of RANGE slots; those of the blocks before it
+    vec *tops;                         // [ranges]: the largest of each lane of `scores`
+    float *scores;
+} Block;
+
+static inline int64_t row_of(const Call *call, const Block *block, int64_t l) {
+    return (block->start + l) / call->groups;
+}
+
+static inline int64_t query_at(const Call *call, const Block *block, int64_t l) {
+    int64_t head = block->head * call->groups + (block->start + l) % call->groups;
+    return ((block->part->start + row_of(call, block, l)) * call->heads + head) * call->dim;
+}
+
+static inline int64_t slots_of(const Block *block, int64_t range) {
+    int64_t left = block->stop - block->first - range * RANGE;
+    return left < RANGE ? left : RANGE;
+}
+
+static inline int sees(const Part *part, int64_t window, int64_t r, int64_t slot) {
+    int64_t m = slot - part->context, place = m < 0 ? slot : part->context + part->depth[m];
+    if (window && part->context + part->depth[r] - place >= window) return 0;
+    return m < 0 || part->whole || (m <= r && (!part->visible || part->visible[r * part->rows + m]));
+}
+
+// Four rows of four numbers of 32 bits to four columns. Narrow vectors, as every machine has their shuffles.
+static inline void cross(const void *from, int64_t step, void *to, int64_t pace) {
+    quad x[4];
+    for (int i = 0; i < 4; i++) memcpy(x + i, (const int32_t *)from + i * step, sizeof(quad));
+    quad low = SHUFFLE(x[0], x[2], 0, 4, 1, 5), high = SHUFFLE(x[0], x[2], 2, 6, 3, 7);
+    quad lower = SHUFFLE(x[1], x[3], 0, 4, 1, 5), higher = SHUFFLE(x[1], x[3], 2, 6, 3, 7);
+    quad turned[] = {SHUFFLE(low, lower, 0, 4, 1, 5), SHUFFLE(low, lower, 2, 6, 3, 7),
+                     SHUFFLE(high, higher, 0, 4, 1, 5), SHUFFLE(high, higher, 2, 6, 3, 7)};
+    for (int i = 0; i < 4; i++) memcpy((int32_t *)to + i * pace, turned + i, sizeof(quad));
+}
+
+// A pair is two neighbours in d. `many` holds a pair a lane, of LANES rows; `one` is of a row that meets all of them.
+#ifdef DOTS
+typedef ivec many;
+typedef int32_t one;
+
+static inline many many_of(ivec pairs) { return pairs; }
+
+static inline one one_of(const bf16 *pair) {
+    one both;
+    memcpy(&both, pair, sizeof both);
+    return both;
+}
+
+#else
+typedef struct {
+    vec even, odd;
+} many;
+typedef struct {
+    float even, odd;
+} one;
+
+static inline many many_of(ivec pairs) { return (many){(vec)(pairs << 16), (vec)(pairs & ~0xffff)}; }
+
+static inline one one_of(const bf16 *pair) { return (one){up(pair[0]), up(pair[1])}; }
+
+static inline vec dot(vec sum, many x, one y) { return sum + x.even * y.even + x.odd * y.odd; }
+#endif
+
+// Pairs of LANES rows [LANES, dim], whose neighbours lie side by side in memory, to a pair a lane.
+INLINE void lay(const bf16 *rows, ivec *pairs, int64_t dim) {
+    for (int64_t d = 0; d < dim / 2; d += 4)
+        for (int l = 0; l < LANES; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + l, LANES);
+}
+
+// scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
+INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale) {
+    ivec pairs[MOST_DIM / 2];
+    many query[MOST_DIM / 2];
+    one key[AT_ONCE * MOST_DIM / 2];
+    lay(queries, pairs, dim);
+    for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
+    for (int64_t s = 0; s < count; s += AT_ONCE) {
+        for (int64_t i = 0; i < AT_ONCE * dim; i += LINE / 2) ahead(keys + s * dim + i);
+        for (int64_t k = 0; k < AT_ONCE; k++) {
+            int64_t slot = s + k < count ? s + k : count - 1;
+            for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
+        }
+        vec sums[AT_ONCE] = {0};
+        for (int64_t d = 0; d < dim / 2; d++)
+            for (int k = 0; k < AT_ONCE; k++) sums[k] = dot(sums[k], query[d], key[k * dim / 2 + d]);
+        for (int k = 0; k < AT_ONCE; k++) *(vec *)(scores + (s + k) * LANES) = sums[k] * scale;
+    }
+}
+
+// The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
+// over d as it does above, and so has the same bits.
+INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
+                      float scale) {
+    bf16 rest[LANES * MOST_DIM];
+    ivec pairs[MOST_DIM / 2];
+    one query[AT_ONCE * MOST_DIM / 2];
+    for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
+    for (int64_t s = 0; s < count; s += LANES) {
+        const bf16 *key = keys + s * dim;
+        for (int64_t i = 0; i < LANES * dim; i += LINE / 2) ahead(key + i);
+        if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
+        lay(key, pairs, dim);
+        vec sums[AT_ONCE] = {0};
+        for (int64_t d = 0; d < dim / 2; d++) {
+            many row = many_of(pairs[d]);
+            for (int l = 0; l < pace; l++) sums[l] = dot(sums[l], row, query[l * dim / 2 + d]);
+        }
+        for (int l = 0; l < pace; l++) sums[l] *= scale;
+        for (int l = 0; l < pace; l += 4)
+            for (int k = 0; k < LANES; k += 4)
+                cross((float *)(sums + l) + k, LANES, scores + (s + k) * pace + l, pace);
+    }
+}
+
+INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
+                  float scale) {
+    if (pace == LANES)
+        score_many(keys, queries, scores, count, dim, scale);
+    else if (pace == AT_ONCE)
+        score_few(keys, queries, scores, count, dim, AT_ONCE, scale);
+    else
+        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, scale);
+}
+
+// The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
+static void score_range(const Call *call, const Block *block, int64_t range) {
+    int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
+    int64_t count = slots_of(block, range), filled = (count + LANES - 1) / LANES * LANES;
+    const bf16 *keys = block->part->keys + (block->head * block->part->slots + first) * dim;
+    bf16 queries[LANES * MOST_DIM];
+    float *scores = block->scores + range * RANGE * pace;
+    for (int64_t l = 0; l < pace; l++)
+        memcpy(queries + l * dim, call->q + query_at(call, block, l < block->lanes ? l : 0), dim * sizeof(bf16));
+    if (dim == 64)  // a width known to the compiler
+        score(keys, queries, scores, count, 64, pace, call->scale);
+    else if (dim == 128)
+        score(keys, queries, scores, count, 128, pace, call->scale);
+    else
+        score(keys, queries, scores, count, dim, pace, call->scale);
+    for (int64_t s = 0; s < count; s++) {
+        if (first + s >= block->clear && first + s < block->plain) s = block->plain - first;  // all see those before
+        for (int64_t l = 0; s < count && l < block->lanes; l++)
+            if (!sees(block->part, call->window, row_of(call, block, l), first + s)) scores[s * pace + l] = NEVER;
+    }
+    for (int64_t i = count * pace; i < filled * pace; i++) scores[i] = NEVER;
+    vec most[4] = {every(NEVER), every(NEVER), every(NEVER), every(NEVER)};
+    for (int64_t i = 0; i < filled * pace; i += 4 * LANES)
+        for (int k = 0; k < 4; k++) most[k] = larger(most[k], *(vec *)(scores + i + k * LANES));
+    block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+}
+
+// `JOINED` neighbouring slots are weighed at once, to the sums of one after the other: a dot product adds the upper
+// halves first and rounds in between, so the earlier slot's value and weight are there.
+#ifdef DOTS
+#define JOINED 2
+typedef ivec value;
+typedef int32_t weight;
+
+static inline ivec bits_of(const bf16 *x) { return (ivec)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)); }
+
+static inline value value_of(const bf16 *first, const bf16 *last) { return bits_of(first) << 16 | bits_of(last); }
+
+static inline vec weigh(vec sum, value side, weight both) { return dot(sum, side, both); }
+
+static inline float4 add_weights(float4 total, const weight *weights) {
+    quad both;
+    memcpy(&both, weights, sizeof both);
+    return total + (float4)(both & ~0xffff) + (float4)(both << 16);
+}
+
+// In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace].
+static inline void join_weights(float *weights, int64_t count, int64_t pace) {
+    ivec lane, one = (ivec)every(0) + 1;
+    for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
+    for (int64_t i = 0; i < count; i += 2 * LANES) {
+        __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
+        ivec first = (ivec)_mm512_permutex2var_ps(low, (__m512i)lane, high);
+        ivec last = (ivec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high);
+        first += 0x7fff + (first >> 16 & one), last += 0x7fff + (last >> 16 & one);
+        first = (first & ~0xffff) | (last >> 16);
+        memcpy(weights + i / 2, &first, sizeof first);
+    }
+}
+
+#else
+#define JOINED 1
+typedef vec value;
+typedef float weight;
+
+static inline value value_of(const bf16 *first, const bf16 *last) { return widen(first); }
+
+static inline vec weigh(vec sum, value side, weight one) { return sum + side * one; }
+
+static inline float4 add_weights(float4 total, const weight *weights) {
+    float4 some;
+    memcpy(&some, weights, sizeof some);
+    return total + some;
+}
+
+static inline void join_weights(float *weights, int64_t count, int64_t pace) {}
+#endif
+
+// Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
+static void soften_range(const Block *block, int64_t range) {
+    vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
+    int64_t count = (slots_of(block, range) + LANES - 1) / LANES * block->pace;
+    for (int64_t i = 1; i < block->ranges; i++) most = larger(most, block->tops[i]);
+    for (int64_t width = LANES / 2; width >= block->pace; width /= 2)
+        for (int64_t l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
+    for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
+    for (int64_t i = 0; i < count; i++)
+        all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
+    join_weights((float *)all, count * LANES, block->pace);
+}
+
+// Adds `count` weighted values to the sums of `width` lanes, `columns` vectors of each, and their weights to `all`.
+INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count, int64_t dim, int64_t pace,
+                        vec sums[][COLUMNS], float4 *all, const int width, const int columns) {
+    vec mine[AT_ONCE][COLUMNS];
+    value side[COLUMNS];
+    float4 total[AT_ONCE / 4];
+    memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof *total);
+    for (int64_t s = 0; s < count; s += JOINED, values += JOINED * dim, weights += pace) {
+        const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // what is not there weighs nothing
+        ahead(values), ahead(last);
+        for (int c = 0; c < columns; c++) side[c] = value_of(values + c * LANES, last + c * LANES);
+        for (int k = 0; k < width; k++)
+            for (int c = 0; c < columns; c++) mine[k][c] = weigh(mine[k][c], side[c], weights[k]);
+        for (int k = 0; k < width; k += 4) total[k / 4] = add_weights(total[k / 4], weights + k);
+    }
+    memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
+}
+
+static inline int columns_of(const Call *call) { return call->dim % (COLUMNS * LANES) ? 1 : COLUMNS; }
+
+static inline int64_t pieces_of(const Call *call) { return call->dim / (columns_of(call) * LANES); }
+
+// `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights. In
+// ranges, so that values are fetched once for all lanes.
+INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns) {
+    int64_t dim = call->dim, pace = block->pace;
+    vec sums[LANES][COLUMNS] = {0};
+    float4 all[LANES / 4] = {0};
+    const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * dim + d;
+    for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim) {
+        const weight *weights = (const weight *)(block->scores + range * RANGE * pace);
+        int64_t count = slots_of(block, range);
+        if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns);
+        for (int64_t l = 0; l + AT_ONCE <= pace; l += AT_ONCE)
+            gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns);
+    }
+    for (int64_t l = 0; l < block->lanes; l++) {
+        float sum = all[l / 4][l % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
+        bf16 *to = call->out + query_at(call, block, l) + d;
+        for (int c = 0; c < columns; c++) down_all(sums[l][c] * weight, to + c * LANES);
+    }
+}
+
+static void gather_piece(const Call *call, const Block *block, int64_t piece) {
+    if (columns_of(call) == COLUMNS)
+        gather(call, block, piece * COLUMNS * LANES, COLUMNS);
+    else
+        gather(call, block, piece * LANES, 1);
+}
+
+// Queries from `start` on of a part and a key head.
+static Block block_of(const Call *call, const Part *part, int64_t head, int64_t start) {
+    int64_t queries = part->rows * call->groups, lanes = queries - start < LANES ? queries - start : LANES;
+    int64_t top = start / call->groups, last = (start + lanes - 1) / call->groups;
+    int64_t pace = lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
+    Block block = {.part = part, .head = head, .start = start, .lanes = lanes, .pace = pace};
+    block.stop = part->context + (part->whole ? part->rows : last + 1);
+    block.plain = part->whole ? block.stop : part->context + (part->visible ? 0 : top + 1);
+    block.first = call->window ? block.stop : 0;
+    for (int64_t r = top; call->window && r <= last; r++) {
+        int64_t reach = part->context + part->depth[r] - call->window + 1;
+        reach = reach > 0 ? reach : 0;
+        block.first = reach < block.first ? reach : block.first;
+        block.clear = reach > block.clear ? reach : block.clear;
+    }
+    block.ranges = (block.stop - block.first + RANGE - 1) / RANGE;
+    return block;
+}
+
+// The vectors that a block's scores and their largest take.
+static inline int64_t size_of(const Block *block) { return block->ranges * (1 + RANGE * block->pace / LANES); }
+
+static int larger_first(const void *one, const void *other) {
+    int64_t a = size_of(one), b = size_of(other);
+    return (a < b) - (a > b);
+}
+
+static inline void place(Block *block, vec *room) {
+    block->tops = room;
+    block->scores = (float *)(room + block->ranges);
+}
+
+// A thread for each block: none waits for another.
+static void attend_whole(const Call *call, const Block *blocks, int64_t count, vec *scores, int64_t largest,
+                         int threads) {
+    int taken = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        int mine;
+#pragma omp atomic capture
+        mine = taken++;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) {
+            Block block = blocks[i];
+            place(&block, scores + mine * largest);
+            for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
+            for (int64_t range = 0; range < block.ranges; range++) soften_range(&block, range);
+            for (int64_t piece = 0; piece < pieces_of(call); piece++) gather_piece(call, &block, piece);
+        }
+    }
+}
+
+// The block that range i of all is of.
+static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        *(blocks[middle].before <= i ? &low : &high) = middle;
+    }
+    return blocks + low;
+}
+
+// All threads for all blocks: each loop is divided as finely as the order of its sums permits.
+static void attend_together(const Call *call, const Block *blocks, int64_t count, int threads) {
+    int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges, pieces = pieces_of(call);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < ranges; i++) {
+            const Block *block = holder(blocks, count, i);
+            score_range(call, block, i - block->before);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < ranges; i++) {
+            const Block *block = holder(blocks, count, i);
+            soften_range(block, i - block->before);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count * pieces; i++) gather_piece(call, blocks + i / pieces, i % pieces);
+    }
+}
+
+// The same, no more blocks at a time than there is room for scores.
+static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *scores, int64_t room, int threads) {
+    for (int64_t start = 0, stop = 0; start < count; start = stop) {
+        int64_t used = 0, before = 0;
+        for (; stop < count && used + size_of(blocks + stop) <= room; stop++) {
+            place(blocks + stop, scores + used);
+            blocks[stop].before = before;
+            used += size_of(blocks + stop), before += blocks[stop].ranges;
+        }
+        attend_together(call, blocks + start, stop - start, threads);
+    }
+}
+
+// What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
+// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing `window` or more positions back
+// is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
+int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
+           int64_t window, float scale, int threads) {
+    Call call = {q, out, heads, heads / kv_heads, dim, window, scale};
+    int64_t most = 0, listed = 0, work = 0, total = 0, largest = 0;
+    for (int64_t p = 0; p < count; p++) {
+        most += (parts[p].rows * call.groups + LANES - 1) / LANES * kv_heads;
+        work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
+    }
+    if (!most) return 0;
+    if (work <= SMALL) threads = 1;
+    Block *blocks = malloc(most * sizeof(Block));
+    if (!blocks) return 1;
+    for (int64_t p = 0; p < count; p++)
+        for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
+            for (int64_t head = 0; head < kv_heads; head++) {
+                blocks[listed] = block_of(&call, parts + p, head, start);
+                int64_t size = size_of(blocks + listed++);
+                total += size, largest = size > largest ? size : largest;
+            }
+    qsort(blocks, listed, sizeof(Block), larger_first);
+    int64_t turn = threads * largest, turns = (total + turn - 1) / turn;
+    // Idle threads are better than divided blocks if they are few: many scores would go from one core to another.
+    int whole = threads == 1 || turns * turn * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
+    int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
+    if (room > total && !whole) room = total;
+    vec *scores = aligned_alloc(sizeof(vec), room * sizeof(vec));
+    if (scores && whole)
+        attend_whole(&call, blocks, listed, scores, largest, threads);
+    else if (scores)
+        attend_divided(&call, blocks, listed, scores, room, threads);
+    free(scores), free(blocks);
+    return !scores;
+}
