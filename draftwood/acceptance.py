@@ -66,7 +66,7 @@ class AcceptanceModel:
         self._texts = 0  # of requests alone, this one included
         self._own = 0  # drafted rounds of this text
         self._since = inf  # drafted rounds since this was recalled from an earlier process; inf: it was not
-        self.idle = 0  # rounds since something was drafted
+        self._idle = 0
         self._prospect: Prospect | None = None  # at the usual confidence
         self._usual = float("nan")  # the target's confidence where it was drafted
         self._unjudged = 0  # rounds since it was formed that may have changed it
@@ -139,10 +139,10 @@ class AcceptanceModel:
         if plain_s is not None:
             self._ledger.enter(round, plain_s)
         if not round.drafted:
-            self.idle += 1
+            self._idle += 1
             self._text.see(round.confidence)
             return
-        self._unjudged += 1 + self.idle
+        self._unjudged += 1 + self._idle
         features = _features(round.mass, round.depths)
         if round.n:
             self._unlearned.append((features, _accepted(round)))
@@ -196,18 +196,18 @@ class AcceptanceModel:
         """Tokens per second to expect, and to hope for, of a drafted round like the recent ones, over plain ones."""
         prospect = self.prospect()
         if prospect is None:
-            return Outlook(float("nan"), self.idle)
+            return Outlook(float("nan"), self._idle)
         n = min(round(prospect.nodes), len(costs.verify_s) - 1)
         seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
         hope = HOPE * prospect.doubt * self._ledger.affords
         worth = float(costs.plain_s / seconds)  # of a token
-        return Outlook(prospect.tokens * worth, self.idle, costs.resume, hope * worth)
+        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""
         model = AcceptanceModel()
         model._inherit(self.weights, self._information)
-        model._recent, model._seen, model.idle = self._recent.copy(), self._seen, self.idle
+        model._recent, model._seen, model._idle = self._recent.copy(), self._seen, self._idle
         return model
 
     def to_json(self) -> dict[str, object] | None:
@@ -248,7 +248,7 @@ class AcceptanceModel:
     def _remember(self, features: Array, round: Round) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
-        self._recent.fade(max(RECENT ** (1 + self.idle), 1 / max(self._recent.weight, 1.0)))
+        self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
         self._recent.add(features, 1 + round.fair, self._text.now(self._recent.confidence))
         self._seen = RECENT * self._seen + 1
         self._own += 1
@@ -258,7 +258,7 @@ class AcceptanceModel:
         self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(2, self._paths)[-1], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
-        self.idle = 0
+        self._idle = 0
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""

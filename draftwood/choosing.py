@@ -17,9 +17,6 @@ from draftwood.rounds import Proposal, Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-PATIENCE = (
-    4  # rounds between questions whether a lone request that rests should draft: one takes half a percent of each
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +80,7 @@ class Chooser:
         drafts = list(able)
         for i, request in enumerate(writing):
             if able[i] and not any(i in members for members in groups.values()):
-                rests = len(writing) == 1 and request.acceptance.idle % PATIENCE > 0
-                drafts[i] = not rests and request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
+                drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
         for policy, members in groups.items():
             members = [i for i in members if able[i]]
             prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
