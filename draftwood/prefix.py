@@ -19,7 +19,7 @@ from draftwood.rounds import Prefix
 from draftwood.tree import Ints
 
 LEAST = 16  # tokens: what is shorter is read faster than it is found
-SPARE = 1 / 16  # of a text: as much room behind it is not worth a copy of its keys and values without it
+SPARE = 1 / 16  # of a text: so much room behind it is neither counted nor worth a copy without it
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,11 +163,11 @@ def worsened(llm: LLM, share: float) -> Drafter | None:
     return llm.drafter if not share or llm.drafter is None else Worse(llm.drafter, share, llm.target.vocab_size)
 
 
-def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int | None) -> list[Prompt]:
+def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int) -> list[Prompt]:
     """Prompts that are not asked in a data set's cells, its own first: nobody's context is a few prompts over and over,
     where an n-gram drafter finds each prompt again, followed by another one."""
     own = list(sets[dataset])
-    return [*own[len(own[:limit]) :], *(p for name, others in sets.items() if name != dataset for p in others)] or own
+    return [*own[limit:], *(p for name, others in sets.items() if name != dataset for p in others)] or own
 
 
 def measure_cell(

@@ -205,13 +205,12 @@ static inline float4 add_weights(float4 total, const weight *weights) {
 
 // In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace].
 static inline void join_weights(float *weights, int64_t count, int64_t pace) {
-    ivec lane, one = (ivec)every(0) + 1;
+    ivec lane;
     for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
     for (int64_t i = 0; i < count; i += 2 * LANES) {
         __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
-        ivec first = (ivec)_mm512_permutex2var_ps(low, (__m512i)lane, high);
-        ivec last = (ivec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high);
-        first += 0x7fff + (first >> 16 & one), last += 0x7fff + (last >> 16 & one);
+        ivec first = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)lane, high));
+        ivec last = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high));
         first = (first & ~0xffff) | (last >> 16);
         memcpy(weights + i / 2, &first, sizeof first);
     }
@@ -285,9 +284,9 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
             gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns);
     }
     for (int64_t l = 0; l < block->lanes; l++) {
-        float sum = all[l / 4][l % 4], weight = 1.0f / (sum > 0.0f ? sum : 1.0f);
+        float sum = all[l / 4][l % 4], scale = 1.0f / (sum > 0.0f ? sum : 1.0f);
         bf16 *to = call->out + query_at(call, block, l) + d;
-        for (int c = 0; c < columns; c++) down_all(sums[l][c] * weight, to + c * LANES);
+        for (int c = 0; c < columns; c++) down_all(sums[l][c] * scale, to + c * LANES);
     }
 }
 

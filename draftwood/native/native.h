@@ -58,10 +58,15 @@ INLINE void soon(const void *from) { __builtin_prefetch((const char *)from + NEA
 
 INLINE void ahead(const void *from) { later((const char *)from + AHEAD), soon(from); }
 
-static inline void down_all(vec x, bf16 *to) {
+// The upper halves are the numbers in bf16.
+static inline ivec rounded(vec x) {
     ivec bits = (ivec)x;
-    halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, halves);
-    memcpy(to, &rounded, sizeof rounded);
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+static inline void down_all(vec x, bf16 *to) {
+    halves numbers = __builtin_convertvector(rounded(x) >> 16, halves);
+    memcpy(to, &numbers, sizeof numbers);
 }
 
 static inline vec every(float x) { return x - (vec){0}; }
