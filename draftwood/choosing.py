@@ -17,6 +17,7 @@ from draftwood.rounds import Proposal, Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
+ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +56,7 @@ class Chooser:
         """As for `Batch`."""
         self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
         self._idle = 0  # rounds since all requests were drafted for
+        self._rests = False  # a lone request whose policy wanted no draft when it was asked last
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
@@ -80,7 +82,7 @@ class Chooser:
         drafts = list(able)
         for i, request in enumerate(writing):
             if able[i] and not any(i in members for members in groups.values()):
-                drafts[i] = request.policy.drafts(request.acceptance.outlook(costs[request.policy]))
+                drafts[i] = self._wants(request, costs[request.policy], alone=len(writing) == 1)
         for policy, members in groups.items():
             members = [i for i in members if able[i]]
             prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
@@ -91,6 +93,15 @@ class Chooser:
                 drafts[i] = asks
         self._idle = 0 if drafts == able else self._idle + 1
         return drafts
+
+    def _wants(self, request: Request, costs: Costs, alone: bool) -> bool:
+        """What a request's own policy says, which is not asked behind every token of one that is alone and rests."""
+        written = len(request.sampler.tokens) - request.prompt
+        if alone and self._rests and written % ASKED != 1:  # an answer's first round asks
+            return False
+        wants = request.policy.drafts(request.acceptance.outlook(costs))
+        self._rests = alone and not wants
+        return wants
 
     def draft_s(self, requests: int, context: int) -> float:
         """Seconds that drafting for so many requests takes."""

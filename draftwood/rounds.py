@@ -257,9 +257,13 @@ def _asks(part: Part, logits: Tensor) -> bool:
 
 
 def _heeds(part: Part) -> bool:
-    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every second token."""
+    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every second token.
+
+    Where nothing is verified at every fourth: plain decoding would do without.
+    """
     request = part.request
-    return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 2 == 0
+    every = 2 if len(part.tree) else 4
+    return request.policy.calibrated and not part.known and len(request.sampler.tokens) % every == 0
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

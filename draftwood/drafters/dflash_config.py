@@ -56,6 +56,12 @@ class DFlashConfig:
         return all(sight.causal for sight in self.sights)
 
     @property
+    def window(self) -> int | None:
+        """How far back the layers look, if all of them look back as far; None: to the beginning, or some further."""
+        windows = {sight.window for sight in self.sights}
+        return windows.pop() if len(windows) == 1 else None
+
+    @property
     def shape(self) -> Shape:
         return Shape(self.num_heads, self.num_kv_heads, self.head_dim, self.norm_eps)
 

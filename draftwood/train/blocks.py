@@ -55,7 +55,9 @@ class Objective:
 OBJECTIVES = {
     "dflash": Objective(),
     "variable-prefix": Objective(geometric_prefix, shown=2),
-    "eagle3": Objective(form="eagle3", teacher_forced=True, fixed={"layers": 1, "taps": 3, "markov_rank": 0}),
+    "eagle3": Objective(
+        form="eagle3", teacher_forced=True, fixed={"layers": 1, "taps": 3, "markov_rank": 0, "window": 0}
+    ),
 }
 
 

@@ -46,6 +46,7 @@ def card(course: Course, step: int) -> str:
             *(f"| {name} | {value} |" for name, value in course.recipe.to_json().items() if value is not None),
             f"| mask token | {course.config['dflash_config']['mask_token_id']} |",
             f"| target layers | {course.config['dflash_config']['target_layer_ids']} |",
+            f"| tokens that it looks back | {course.config['sliding_window'] or 'all'} |",
             f"| draft tokens | {len(course.head.weight)} |",
             "",
             f"`{facts['command']}`",

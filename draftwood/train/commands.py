@@ -58,6 +58,9 @@ def train(
     causal: Annotated[
         bool, typer.Option("--causal", help="Tokens of a block see none behind them: shorter blocks draft the same.")
     ] = False,
+    window: Annotated[
+        int | None, typer.Option(min=0, help="Tokens that it looks back; 0: all; none: as 9 of 10 texts are long.")
+    ] = None,
     taps: Annotated[int, typer.Option(help="Target layers that it reads.")] = 5,
     markov_rank: Annotated[
         int, typer.Option(help="Rank of what the candidate before changes; 0: independent depths.")

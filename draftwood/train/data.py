@@ -129,6 +129,12 @@ def read_texts(folder: Path, target: Target) -> list[Text]:
     return texts
 
 
+def usual_length(texts: Sequence[Text]) -> int:
+    """Tokens that nine of ten texts do not exceed, up to the next multiple of 64: as far as much was learned."""
+    length = int(np.quantile([len(text.tokens) for text in texts], 0.9))
+    return -(-length // 64) * 64
+
+
 def usable(texts: Iterable[Text], max_length: int) -> list[Text]:
     """Texts cut to `max_length`, without those whose answer is too short to predict anything in it."""
     cut = [replace(t, tokens=t.tokens[:max_length]) for t in texts]

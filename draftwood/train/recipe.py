@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.drafters import mark
-from draftwood.drafters.dflash_config import ARCHITECTURE
+from draftwood.drafters.dflash_config import ARCHITECTURE, LAYER_TYPES
 from draftwood.errors import BadInput, check_one_of
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
@@ -29,6 +29,7 @@ class Recipe:
     layers: int = 3
     block_size: int = 16
     causal: bool = False  # tokens of a block do not see those behind them: a draft of few depths is a short block
+    window: int | None = None  # tokens that it looks back; 0: all; None: as what it begins from, or as texts are long
     taps: int = 5  # target layers it reads
     markov_rank: int = 64  # of what the candidate before changes; 0: marginals alone
     init: str = "target"  # target, random or a checkpoint
@@ -66,6 +67,8 @@ class Recipe:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be {least} or more.")
+        if self.window is not None and self.window and self.window < self.block_size:
+            raise BadInput(f"--window is {self.window}; it must be 0 (all) or at least a block of {self.block_size}.")
         for name, low, high in (
             ("epochs", 0, math.inf), ("lr", 0, 1), ("soft", -1e-9, 1 + 1e-9), ("holdout", -1e-9, 0.9),
         ):  # fmt: skip
@@ -123,6 +126,8 @@ def drafter_config(
     theirs, first = target.config, first or {}
     heads = theirs.num_attention_heads
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
+    window = (first.get("sliding_window") if recipe.window is None else recipe.window) or None
+    causal = recipe.causal or bool(first.get("is_causal"))
     theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
     rope.pop("partial_rotary_factor", None)
     plain = rope.get("rope_type", "default") == "default"
@@ -130,7 +135,7 @@ def drafter_config(
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "block_size": recipe.block_size,
-        **({"is_causal": True} if recipe.causal or first.get("is_causal") else {}),
+        **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal unless it is denied
         "dflash_config": {
             "mask_token_id": mask_token,
             "target_layer_ids": first.get("target_layer_ids") or read_layers(recipe, target.num_layers),
@@ -159,10 +164,10 @@ def drafter_config(
         "max_position_embeddings": min(target.context_limit, 2**20),
         "initializer_range": 0.02,
         "use_cache": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": recipe.layers,
-        "layer_types": ["full_attention"] * recipe.layers,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": 0 if window else recipe.layers,
+        "layer_types": [LAYER_TYPES[window is not None]] * recipe.layers,
         "dtype": "bfloat16",
         "bos_token_id": getattr(theirs, "bos_token_id", None),
         "eos_token_id": sorted(target.stop_ids) or None,

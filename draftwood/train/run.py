@@ -18,7 +18,7 @@ from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, push
-from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable
+from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable, usual_length
 from draftwood.train.features import Reader, default_limit, feature_folder
 from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.fleet import Fleet
@@ -96,6 +96,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     first = inherited(recipe.init) if OBJECTIVES[recipe.objective].form == "dflash" else {}
     wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
     mask = choose_mask_token(wanted, target, tokenizer, texts)
+    first.setdefault("sliding_window", usual_length(texts))
     config = drafter_config(recipe, target, mask, texts[0].thinking, first)
     auto, vocab = recipe.head_tokens == "auto", target.vocab_size
     own = inherited_tokens(recipe.init, vocab) if auto and first else None

@@ -27,7 +27,7 @@ BEGINNINGS = ("target", "random")
 
 
 def inherited(init: str) -> dict[str, Any]:
-    """What a checkpoint to begin from decides: target layers, mask token, the width of its layers, and their order."""
+    """What a checkpoint to begin from decides: target layers, mask token, how wide its layers are and what they see."""
     if init in BEGINNINGS:
         return {}
     config = parse_config(read_json(checkpoint_folder(init) / "config.json"), init)
@@ -36,6 +36,7 @@ def inherited(init: str) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "intermediate_size": config.intermediate_size,
         "is_causal": config.causal,
+        "sliding_window": config.window,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from math import sqrt
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -281,10 +282,29 @@ def test_rounds_know_how_sure_the_target_was_of_what_it_visited(dtype: torch.dty
             )
 
 
-def test_plain_decoding_does_not_look_and_where_nothing_is_drafted_every_second_token_is_enough() -> None:
+def test_plain_decoding_does_not_look_and_where_nothing_is_drafted_every_fourth_token_is_enough() -> None:
     plain = [step.round for step in engine(tiny_target(), None, "autoregressive").run([1, 2, 3], 20) if step.round]
     assert all(round.confidence is None for round in plain)
     made = engine(tiny_target(), Noisy("noisy", max_depth=3))
     made.policy = Resting()
     rests = [step.round for step in made.run([1, 2, 3], 21) if step.round]
-    assert sum(round.confidence is not None for round in rests) == 10 and not any(round.drafted for round in rests)
+    assert sum(round.confidence is not None for round in rests) == 5 and not any(round.drafted for round in rests)
+
+
+class Hesitant(Bastion):
+    """Lets three questions go by, then drafts."""
+
+    asked: ClassVar[list[int]] = []  # idle rounds at each question
+
+    def drafts(self, outlook: Outlook) -> bool:
+        self.asked.append(outlook.idle)
+        return len(self.asked) > 3
+
+
+def test_a_lone_request_that_rests_is_asked_at_the_start_of_its_answer_and_behind_every_fourth_token() -> None:
+    made, Hesitant.asked = engine(tiny_target(), Noisy("noisy", max_depth=3)), []
+    made.policy = Hesitant()
+    first = [step.round.drafted for step in made.run([1, 2, 3], 14) if step.round]
+    assert len(first) == 13 and not any(first) and Hesitant.asked == [0, 4, 8]
+    second = [step.round.drafted for step in made.run([1, 2, 3], 14) if step.round]
+    assert second[:-1] and all(second[:-1]), "the last round may have no room for a draft"

@@ -75,7 +75,8 @@ def test_the_keys_are_what_vllm_and_sglang_read(config: dict[str, Any]) -> None:
     assert all(type(layer) is int for layer in own["target_layer_ids"])
     assert type(own["mask_token_id"]) is int and type(config["block_size"]) is int
     assert config["hidden_act"] == "silu" and config["num_target_layers"] >= 1
-    assert set(config["layer_types"]) == {"full_attention"}
+    assert len(kinds := set(config["layer_types"])) == 1 and kinds <= {"full_attention", "sliding_attention"}
+    assert ("sliding_attention" in kinds) == config["use_sliding_window"] == (type(config["sliding_window"]) is int)
     assert OTHERWISE & config.keys() <= {"is_causal"} and not OTHERWISE_OWN & own.keys()
     assert config.get("is_causal", True)  # only where it says more than its absence
 

@@ -36,7 +36,7 @@ from draftwood.train import attention, data, features, loop, loss, optimizers, s
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, push
-from draftwood.train.data import Identity, Manifest
+from draftwood.train.data import Identity, Manifest, usual_length
 from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
 from draftwood.train.fleet import Fleet
@@ -709,6 +709,27 @@ def test_a_causal_drafter_may_go_on_from_one_that_is_not_and_stays_causal(single
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_a_window_is_what_every_layer_looks_back_and_goes_on_from_a_checkpoint(
+    single: Target, tmp_path: Path, causal: bool
+) -> None:
+    recipe = replace(RECIPE, causal=causal, window=9)
+    config = drafter_config(recipe, single, MASK, first={"sliding_window": 70})
+    assert parse_config(config, "windowed").sights == (Sight(9, causal),) * 2
+    export(tmp_path, start(config, "random", single, 0), config, None)
+    first = inherited(str(tmp_path))
+    assert drafter_config(RECIPE, single, MASK, first=first) == config
+    assert parse_config(drafter_config(replace(RECIPE, window=0), single, MASK, first=first), "whole").window is None
+    assert parse_config({**config, "layer_types": ["full_attention", "sliding_attention"]}, "mixed").window is None
+    with pytest.raises(BadInput, match="--window is 5; it must be 0"):
+        replace(RECIPE, window=5)
+
+
+def test_a_drafter_looks_back_as_far_as_most_texts_are_long() -> None:
+    texts = [some_text(1, length=length) for length in [40] * 17 + [100, 120, 3000]]
+    assert usual_length(texts) == 128 and usual_length(texts[:17]) == 64
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_a_causal_block_predicts_what_a_longer_one_begins_with(single: Target, tmp_path: Path, causal: bool) -> None:
     recipe = replace(RECIPE, causal=causal)
     model, text = noisy_model(make_course(single, tmp_path, recipe)), TEXTS[4]
@@ -769,7 +790,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Course, 
     """A drafter that has seen six texts of its target very often."""
     out = tmp_path_factory.mktemp("trained")
     target = tiny_target(dtype=torch.float32)
-    recipe = replace(RECIPE, steps=150, batch_size=6, anchors=12, eval_every=50, lr=6e-3, taps=3)
+    recipe = replace(RECIPE, steps=150, batch_size=6, anchors=12, eval_every=50, lr=6e-3, taps=3, window=24)
     texts = greedy_texts(target, 6, 45)
     course = make_course(target, out, recipe, texts, held_out=texts[:2])
     trainee = run_to_the_end(course)
