@@ -67,8 +67,8 @@ def reason(where: Circumstances, context: float) -> str:
         return "the prompt has no chat template, which drafters are trained with; leave --raw out if you can."
     if context > LONG:
         return (
-            f"contexts of some {context:.0f} tokens are longer than drafters are trained for; try the drafter ngram, "
-            "or a policy with few nodes such as ddtree:4."
+            f"contexts of some {context:.0f} tokens are longer than drafters are trained for; give it a sliding_window "
+            "if its config.json has none (docs/train.md, long contexts), or try the drafter ngram."
         )
     if where.thinking:
         return "it was probably not trained on thinking answers; switch thinking off, or train one on such answers."

@@ -147,6 +147,7 @@ MISTAKES = {
     "train objective": (["train", "--data", "EMPTY", "--out", "OUT", "--objective", "dflush"], "'dflash'"),
     "train head": (["train", "--data", "EMPTY", "--out", "OUT", "--head-tokens", "many"], "--head-tokens"),
     "train layers": (["train", "--data", "EMPTY", "--out", "OUT", "--layers", "0"], "--layers"),
+    "train window": (["train", "--data", "EMPTY", "--out", "OUT", "--window", "8"], "--window"),
     "train rate": (["train", "--data", "EMPTY", "--out", "OUT", "--lr", "nan"], "--lr"),
     "train into a file": (["train", "--data", "EMPTY", "--out", "FILE"], "--out"),
     "eval-drafter policy": (["eval-drafter", "--drafter", "ngram", "--policies", "ddtre:8"], "'ddtree'"),
