@@ -67,7 +67,7 @@ class Recipe:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be {least} or more.")
-        if self.window is not None and self.window and self.window < self.block_size:
+        if self.window and self.window < self.block_size:
             raise BadInput(f"--window is {self.window}; it must be 0 (all) or at least a block of {self.block_size}.")
         for name, low, high in (
             ("epochs", 0, math.inf), ("lr", 0, 1), ("soft", -1e-9, 1 + 1e-9), ("holdout", -1e-9, 0.9),
@@ -121,13 +121,11 @@ def drafter_config(
 ) -> dict[str, Any]:
     """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers.
 
-    `first` is what the checkpoint that training begins with decides.
+    `first` is what the checkpoint that training begins with decides or, if there is none, the texts.
     """
     theirs, first = target.config, first or {}
     heads = theirs.num_attention_heads
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
-    window = (first.get("sliding_window") if recipe.window is None else recipe.window) or None
-    causal = recipe.causal or bool(first.get("is_causal"))
     theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
     rope.pop("partial_rotary_factor", None)
     plain = rope.get("rope_type", "default") == "default"
@@ -135,7 +133,7 @@ def drafter_config(
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "block_size": recipe.block_size,
-        **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal unless it is denied
+        **sight_keys(recipe, first),
         "dflash_config": {
             "mask_token_id": mask_token,
             "target_layer_ids": first.get("target_layer_ids") or read_layers(recipe, target.num_layers),
@@ -164,13 +162,22 @@ def drafter_config(
         "max_position_embeddings": min(target.context_limit, 2**20),
         "initializer_range": 0.02,
         "use_cache": True,
+        "dtype": "bfloat16",
+        "bos_token_id": getattr(theirs, "bos_token_id", None),
+        "eos_token_id": sorted(target.stop_ids) or None,
+    }
+
+
+def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a drafter's config.json says what its layers see, all of them the same."""
+    window = (first.get("sliding_window") if recipe.window is None else recipe.window) or None
+    causal = recipe.causal or bool(first.get("is_causal"))
+    return {
+        **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal unless it is denied
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "max_window_layers": 0 if window else recipe.layers,
         "layer_types": [LAYER_TYPES[window is not None]] * recipe.layers,
-        "dtype": "bfloat16",
-        "bos_token_id": getattr(theirs, "bos_token_id", None),
-        "eos_token_id": sorted(target.stop_ids) or None,
     }
 
 
