@@ -300,10 +300,11 @@ def tiny_dflash(
     taps: tuple[int, ...] = (0, 2),
     rank: int = 0,
     causal: bool = False,
+    block_size: int = 8,
 ) -> DFlashDrafter:
     """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
     with tempfile.TemporaryDirectory() as folder:
-        dflash_files(target, Path(folder), seed, taps, rank, causal)
+        dflash_files(target, Path(folder), seed, taps, rank, causal, block_size)
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
@@ -316,6 +317,7 @@ def dflash_files(
     taps: tuple[int, ...] = (0, 2),
     rank: int = 0,
     causal: bool = False,
+    block_size: int = 8,
 ) -> None:
     """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
@@ -334,7 +336,8 @@ def dflash_files(
         }  # fmt: skip
     weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
     config = dict(
-        architectures=["DFlashDraftModel"], model_type="qwen3", block_size=8, num_target_layers=target.num_layers,
+        architectures=["DFlashDraftModel"], model_type="qwen3", block_size=block_size,
+        num_target_layers=target.num_layers,
         dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps), markov_rank=rank),
         hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,

@@ -102,7 +102,7 @@ class D2SDDrafter(Weighed, Carded):
     def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
         self.name, self._first, self._second, self._options = name, first, second, options
         self.tap_layers = tuple(dict.fromkeys((*first.tap_layers, *second.tap_layers)))
-        self._seen = second.max_depth // 2  # tokens of the chain's end in a further block
+        self._seen = min(second.max_depth // 2, first.max_depth - 1)  # tokens of the chain's end in a further block
         longest = first.max_depth + second.max_depth - self._seen
         self.max_depth = longest if options.further else max(first.max_depth, second.max_depth)
 

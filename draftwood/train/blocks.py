@@ -96,7 +96,9 @@ def make_blocks(
     first, length = (np.repeat(x, counts)[:, None] for x in (np.cumsum([0, *lengths[:-1]]), lengths))
     anchor, place = np.concatenate(list(anchors)), np.arange(size)
     at = anchor[:, None] + place
-    seen = np.minimum(np.concatenate(list(shown))[:, None], length - 1 - anchor[:, None])  # one is left to predict
+    seen = np.concatenate(list(shown))[:, None]
+    if not teacher_forced:  # there, what begins in the prompt predicts nothing
+        seen = np.minimum(seen, length - 1 - anchor[:, None])  # one is left to predict
     inside = at < length
     tokens = np.concatenate([t.tokens for t in texts])[first + np.where(inside, at, 0)]
     weights = np.where(inside & (place >= seen), np.exp(-(place - seen) / gamma), 0.0).astype(np.float32)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.environment import environment
+from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.show import read_log
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from draftwood.train.loop import Course
 
 NOT_SHARED = ("training/*", "*.tmp")
+OURS = (DRAFT_TOKENS, "markov/*")  # what an earlier drafter may have left on the Hub, to trim or correct this one
 
 
 def card(course: Course, step: int) -> str:
@@ -109,7 +111,9 @@ def push(out: Path, repository: str) -> str:
     try:
         api = HfApi()
         api.create_repo(repository, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED))
+        api.upload_folder(
+            repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED), delete_patterns=list(OURS)
+        )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BadInput(

@@ -81,7 +81,7 @@ def train(
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 6e-4,
     warmup: Annotated[float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")] = 0.04,
     weight_decay: Annotated[float, typer.Option(min=0, help="Of matrices.")] = 0.0,
-    clip: Annotated[float, typer.Option(min=0, help="Longest gradient.")] = 1.0,
+    clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
     gamma: Annotated[float | None, typer.Option(min=0.1, help="Decay of position weights; none: the paper's.")] = None,
     soft: Annotated[float, typer.Option(help="Share of the loss that follows the target's probabilities.")] = 0.0,
     autocast: Annotated[bool, typer.Option(help="Products in bf16, where the device has them.")] = True,

@@ -230,4 +230,7 @@ def closing(options: DistillOptions, shards: Shards) -> str:
     facts = f"{len(shards.done)} texts with {shards.tokens} answer tokens in {options.out}.{doubles}"
     if shards.tokens >= options.tokens:
         return f"{facts} Train on them: draftwood train --data {options.out} --out FOLDER"
-    return f"{facts} The same command goes on. If the prompts ran out, add some, a --temperature above 0, or self."
+    return (
+        f"{facts} The same command goes on. If the prompts ran out, append some to their file, or write to another "
+        "folder, too, with other --prompts or a --temperature above 0: train reads several."
+    )

@@ -24,7 +24,7 @@ from draftwood.lean import ARCHITECTURES
 from draftwood.rotary import Rotary, rotate
 from draftwood.target import Target
 from draftwood.train.attention import Layout
-from draftwood.train.files import write_tensors, write_text
+from draftwood.train.files import WEIGHTS, write_tensors, write_text
 from draftwood.train.loss import Head
 from draftwood.train.model import Mlp, Norm, TrainableDFlash
 from draftwood.train.start import BEGINNINGS, plain_weight
@@ -170,7 +170,7 @@ def export_eagle3(out: Path, model: TrainableEagle3, config: Mapping[str, Any], 
         tokens = head.tokens.cpu()
         tensors["d2t"] = tokens - torch.arange(len(tokens))
         tensors["t2d"] = torch.isin(torch.arange(config["vocab_size"]), tokens)
-    write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
+    write_tensors(out / WEIGHTS, tensors, {"format": "pt"})
     trained = config["dflash_config"]
     published = {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -17,6 +17,7 @@ from torch import Tensor
 from draftwood.errors import BadInput
 
 GIGABYTE = 1e9
+WEIGHTS = "model.safetensors"  # of a drafter's folder
 
 
 @contextmanager

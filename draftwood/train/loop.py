@@ -36,6 +36,7 @@ from draftwood.train.shards import Text
 from draftwood.train.state import Trainee, save_state, state_path
 
 ALIKE = 0.98  # of the best held-out tau: so few texts tell no less apart, and longer training is likelier to be better
+FeaturesOf = Callable[[Sequence[int]], list[Features]]  # of texts by number
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
 
 
@@ -49,14 +50,23 @@ class Course:
     head: Head
     texts: Sequence[Text]
     held_out: Sequence[Text]
-    features: Callable[[Sequence[int]], list[Features]]  # of the texts by number, then of the held-out ones
     out: Path
     fleet: Fleet
     trimmed: bool = True  # whether drafts are limited to the head's tokens, as training is
+    features: FeaturesOf = lambda indices: []  # of the texts, then of the held-out ones; until it is opened, none
+
+    @property
+    def teacher_forced(self) -> bool:
+        return OBJECTIVES[self.recipe.objective].teacher_forced
 
     @property
     def draft_tokens(self) -> Tensor | None:
         return self.head.tokens if self.trimmed else None
+
+    @property
+    def drafting(self) -> Head:
+        """What the exported drafter drafts with."""
+        return self.head if self.trimmed else Head.of(self.target, None)
 
     @cached_property
     def origin(self) -> dict[str, str]:
@@ -193,7 +203,7 @@ def plan_step(course: Course, step: int) -> list[Part]:
             shown.append(visible)
         indices = [index for _, index in mine[at : at + size]]
         texts = [course.texts[index] for index in indices]
-        forced = objective.teacher_forced
+        forced = course.teacher_forced
         parts.append((indices, make_blocks(texts, anchors, shown, recipe.block_size, mask, recipe.decay, forced)))
     return parts
 
@@ -256,12 +266,12 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     tau = held_out_tau(
         trainee.model,
         course.target,
-        course.head,
+        course.drafting,
         texts,
         course.features(range(len(course.texts), len(course.texts) + len(texts))),
         objective.shown,
         course.autocast,
-        objective.teacher_forced,
+        course.teacher_forced,
     )
     watcher.tau(trainee.step, tau)
     score = next(iter(tau.values()), 0.0)

@@ -13,11 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from draftwood.drafters import mark
 from draftwood.drafters.dflash_config import ARCHITECTURE, LAYER_TYPES
 from draftwood.errors import BadInput, check_one_of
+from draftwood.rotary import STATIC
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.optimizers import OPTIMIZERS
 from draftwood.train.shards import Text
 
+SHAPE_KEYS = (  # of config.json, which a checkpoint that training begins with decides
+    "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
+    "input_embedding_scale", "rope_theta", "rope_scaling",
+)  # fmt: skip
 FREE = ("lr", "save_minutes", "eval_every", "cache_gb")  # what a resumed run may change
 
 
@@ -70,7 +75,8 @@ class Recipe:
         if self.window and self.window < self.block_size:
             raise BadInput(f"--window is {self.window}; it must be 0 (all) or at least a block of {self.block_size}.")
         for name, low, high in (
-            ("epochs", 0, math.inf), ("lr", 0, 1), ("soft", -1e-9, 1 + 1e-9), ("holdout", -1e-9, 0.9),
+            ("epochs", 0, math.inf), ("lr", 0, 1), ("clip", 0, math.inf), ("soft", -1e-9, 1 + 1e-9),
+            ("holdout", -1e-9, 0.9),
         ):  # fmt: skip
             if not low < getattr(self, name) < high:
                 raise BadInput(f"--{name} is {getattr(self, name)}, which is out of its range.")
@@ -128,7 +134,7 @@ def drafter_config(
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
     theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
     rope.pop("partial_rotary_factor", None)
-    plain = rope.get("rope_type", "default") == "default"
+    plain = rope.get("rope_type", "default") not in STATIC[1:]  # what depends on the length is no drafter's
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
@@ -144,9 +150,7 @@ def drafter_config(
         },
         "num_target_layers": target.num_layers,
         "hidden_size": target.hidden_size,
-        "intermediate_size": first.get("intermediate_size")
-        or getattr(theirs, "intermediate_size", None)
-        or 4 * target.hidden_size,
+        "intermediate_size": getattr(theirs, "intermediate_size", None) or 4 * target.hidden_size,
         "num_hidden_layers": recipe.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(theirs, "num_key_value_heads", None) or heads,
@@ -165,6 +169,7 @@ def drafter_config(
         "dtype": "bfloat16",
         "bos_token_id": getattr(theirs, "bos_token_id", None),
         "eos_token_id": sorted(target.stop_ids) or None,
+        **{key: first[key] for key in SHAPE_KEYS if key in first},
     }
 
 

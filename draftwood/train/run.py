@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,14 @@ from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable, usual_length
 from draftwood.train.features import Reader, default_limit, feature_folder
-from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
+from draftwood.train.files import GIGABYTE, WEIGHTS, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.fleet import Fleet
-from draftwood.train.loop import Course, train
+from draftwood.train.loop import Course, FeaturesOf, train
 from draftwood.train.loss import Head
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
 from draftwood.train.start import inherited, inherited_tokens
-from draftwood.train.state import Trainee, load_state
+from draftwood.train.state import Trainee, load_state, state_path
 from draftwood.train.stopping import stop_flag
 from draftwood.train.together import open_features
 
@@ -59,6 +59,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     course = prepare(options, recipe, target, fleet)
     model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
+    course = replace(course, features=features_of(course, options, model))
     trainee = Trainee.of(model, recipe)
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
@@ -80,7 +81,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 
 
 def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
-    """Data read and divided, the drafter's config and head decided, the feature cache opened."""
+    """Data read and divided, the drafter's config and head decided. Features come last, in the room that is left."""
     if recipe.layers > target.num_layers:
         raise BadInput(
             f"--layers {recipe.layers}: the drafter would have more layers than {target.name}, which has "
@@ -102,34 +103,45 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     own = inherited_tokens(recipe.init, vocab) if auto and first else None
     kept = frequent_tokens(seen, vocab, recipe.head_tokens) if own is None else np.array(own, np.int64)
     head = Head.of(target, None if kept is None else torch.from_numpy(kept))
-    reader = Reader(target, config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
+    trimmed = own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
+    return Course(recipe, config, target, head, seen, held_out, options.out, fleet, trimmed)
+
+
+def features_of(course: Course, options: TrainOptions, model: nn.Module) -> FeaturesOf:
+    """Of the texts, then of the held-out ones; beside them a step must fit."""
+    recipe = course.recipe
+    reader = Reader(course.target, course.config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
     folder = options.features or feature_folder(options.data)
     limit = default_limit(folder) if recipe.cache_gb is None else recipe.cache_gb * GIGABYTE
-    features = open_features(reader, [*seen, *held_out], folder, limit)
-    trimmed = own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
-    return Course(recipe, config, target, head, seen, held_out, features, options.out, fleet, trimmed)
+    taken = 12 * parameters_of(model) + 2 * step_bytes(course)  # gradients, moments, and a rough guess twice
+    return open_features(reader, [*course.texts, *course.held_out], folder, limit, taken, course.fleet.size)
 
 
 def check_room(course: Course, model: nn.Module) -> None:
     """Refuse a run whose state does not fit on the disk, or whose step does not fit in memory."""
-    parameters = sum(p.numel() for p in model.parameters())
-    check_disk(course.out, 2 * 12 * parameters + 2 * parameters, "--out", "the state of the run")
+    parameters = parameters_of(model)
+    there = sum(p.stat().st_size for p in (state_path(course.out), course.out / WEIGHTS) if p.exists())
+    check_disk(course.out, 2 * 12 * parameters + 2 * parameters - there, "--out", "the state of the run")
     device = course.target.device
     have = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
     needed = 16 * parameters + course.target.weight_bytes + step_bytes(course)
     if have is not None and needed > have:
         raise BadInput(
             f"A step needs about {needed / GIGABYTE:.3g} GB of memory and this machine has {have / GIGABYTE:.3g}; "
-            "lower --micro-batch, --anchors or --max-length."
+            f"lower --micro-batch{'' if course.teacher_forced else ', --anchors'} or --max-length."
         )
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def step_bytes(course: Course) -> float:
     """Roughly what one forward keeps for its backward: activations, attention scores and a chunk of logits."""
     recipe, config = course.recipe, course.config
-    texts = recipe.micro_batch or recipe.batch_size
+    texts = recipe.micro_batch or -(-recipe.batch_size // course.fleet.size)
     longest = max(len(text.tokens) for text in course.texts)
-    tokens = texts * recipe.anchors * recipe.block_size
+    tokens = texts * (longest if course.teacher_forced else recipe.anchors) * recipe.block_size
     per_layer = 12 * config["hidden_size"] + 4 * config["intermediate_size"]
     scores = 2 * config["num_attention_heads"] * longest
     width = 2 if course.autocast else 4
@@ -138,7 +150,7 @@ def step_bytes(course: Course) -> float:
 
 def describe(course: Course, model: nn.Module) -> str:
     """What is about to be trained, in one sentence."""
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    millions = parameters_of(model) / 1e6
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
     head = len(course.head.weight)
     return (

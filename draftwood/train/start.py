@@ -27,16 +27,25 @@ BEGINNINGS = ("target", "random")
 
 
 def inherited(init: str) -> dict[str, Any]:
-    """What a checkpoint to begin from decides: target layers, mask token, how wide its layers are and what they see."""
+    """What a checkpoint to begin from decides: target layers, mask token, the shape of its layers and what they see."""
     if init in BEGINNINGS:
         return {}
     config = parse_config(read_json(checkpoint_folder(init) / "config.json"), init)
+    rope = dict(config.rope)
+    theta = rope.pop("rope_theta")
     return {
         "target_layer_ids": list(config.target_layer_ids),
         "mask_token_id": config.mask_token_id,
-        "intermediate_size": config.intermediate_size,
         "is_causal": config.causal,
         "sliding_window": config.window,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "attention_bias": config.attention_bias,
+        **({} if config.embedding_scale == 1.0 else {"input_embedding_scale": config.embedding_scale}),
+        "rope_theta": theta,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
     }
 
 

@@ -20,7 +20,7 @@ from draftwood.drafters import markov
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput
 from draftwood.train.eagle3 import Trainable
-from draftwood.train.files import write_tensors, write_text
+from draftwood.train.files import WEIGHTS, write_tensors, write_text
 from draftwood.train.model import TrainableDFlash
 from draftwood.train.optimizers import MOMENTS, Optimizers
 from draftwood.train.recipe import Recipe
@@ -107,7 +107,7 @@ def export(
     ours = {name for name in everything if name.startswith(markov.PREFIX)}
     pairs = {name.removeprefix(markov.PREFIX): everything[name] for name in ours}
     tensors = {name: tensor for name, tensor in everything.items() if name not in ours}
-    write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
+    write_tensors(out / WEIGHTS, tensors, {"format": "pt"})
     if pairs:
         (out / markov.FILE).parent.mkdir(exist_ok=True)
         write_tensors(out / markov.FILE, pairs, {"format": "pt"})

@@ -89,11 +89,14 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
     return list(reader.packed(output).split(sizes))
 
 
-def open_features(reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> DeviceReader | CachedReader:
-    """On a GPU as many as it has room for stay there, and others on the host; else through a cache on disk of at most
-    `limit` bytes."""
+def open_features(
+    reader: Reader, texts: Sequence[Text], folder: Path, limit: float, taken: float, processes: int
+) -> DeviceReader | CachedReader:
+    """On a GPU as many as it has room for beside the `taken` bytes of a step stay there, and others on the host, which
+    all `processes` share; else through a cache on disk of at most `limit` bytes."""
     target = reader.target
     if target.device.type == "cuda" and isinstance(target.path, Lean):
-        beside = SHARE_BESIDE * (free_bytes(torch.device("cpu")) or 0)
-        return DeviceReader(reader, texts, SHARE * torch.cuda.mem_get_info(target.device)[0], beside)
+        beside = SHARE_BESIDE * (free_bytes(torch.device("cpu")) or 0) / processes
+        free = torch.cuda.mem_get_info(target.device)[0]
+        return DeviceReader(reader, texts, max(min(SHARE * free, free - taken), 0), beside)
     return CachedReader(reader, texts, folder, limit)

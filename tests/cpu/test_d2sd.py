@@ -135,13 +135,14 @@ def test_the_second_pass_can_be_forced_and_forbidden(again: int) -> None:
     np.testing.assert_allclose(first.logp, second.logp, rtol=1e-6)
 
 
-def test_a_further_block_continues_the_chain_where_trees_reach_its_end() -> None:
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 16), (4, 16)])
+def test_a_further_block_continues_the_chain_where_trees_reach_its_end(sizes: tuple[int, int]) -> None:
     """Its rows are those of a block that begins in the chain, at the right positions and behind the same context."""
     target = tiny_target()
-    first, second = tiny_dflash(target), tiny_dflash(target, seed=2)
+    first, second = tiny_dflash(target, block_size=sizes[0]), tiny_dflash(target, seed=2, block_size=sizes[1])
     made = D2SDDrafter(first, second, Options(again=0, further=1), "d2sd")
     state = opened(made, target)
-    deepest, seen = first.max_depth, second.max_depth // 2
+    deepest, seen = first.max_depth, min(second.max_depth // 2, first.max_depth - 1)
     assert made.max_depth == deepest + second.max_depth - seen
     shallow = made.draft([Request(state, 7, 5, depth=deepest)])[0]
     assert isinstance(shallow, Lattice), "nobody goes that deep"

@@ -56,7 +56,7 @@ from draftwood.train.loss import Before, Head, Labels, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.optimizers import MARKOV_PACE, OPTIMIZERS
 from draftwood.train.recipe import Recipe, drafter_config
-from draftwood.train.run import TrainOptions, prepare
+from draftwood.train.run import TrainOptions, check_room, prepare, step_bytes
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, inherited_tokens, start
@@ -93,7 +93,7 @@ def make_course(target: Target, out: Path, recipe: Recipe = RECIPE, texts: list[
     held_out = more.pop("held_out", [])
     features = CachedReader(reader, [*texts, *held_out], out / "features", more.pop("limit", 1e9))
     head = Head.of(target, more.pop("tokens", None))
-    return Course(recipe, config, target, head, texts, held_out, features, out, Fleet(), **more)
+    return Course(recipe, config, target, head, texts, held_out, out, Fleet(), features=features, **more)
 
 
 def make_trainee(course: Course) -> Trainee:
@@ -419,6 +419,30 @@ def test_a_full_disk_is_told_before_the_work(single: Target, tmp_path: Path, mon
         CachedReader(Reader(single, [0], False), TEXTS, tmp_path, 1e9)
 
 
+def test_a_run_that_goes_on_needs_no_room_for_what_it_saved(
+    single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = make_course(single, tmp_path)
+    trainee = make_trainee(course)
+    parameters = sum(p.numel() for p in trainee.model.parameters())
+    monkeypatch.setattr("draftwood.train.files.free_bytes", lambda folder: 20 * parameters)
+    with pytest.raises(BadInput, match="the state of the run needs"):
+        check_room(course, trainee.model)
+    state_path(tmp_path).parent.mkdir(exist_ok=True)
+    state_path(tmp_path).write_bytes(bytes(12 * parameters))
+    check_room(course, trainee.model)
+
+
+def test_a_step_counts_what_its_process_keeps(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    head = 12.0 * course.head.chunk * len(course.head.weight)
+    half = replace(course, fleet=Fleet(0, 2))
+    assert step_bytes(half) - head == (step_bytes(course) - head) / 2
+    forced = replace(course, recipe=replace(RECIPE, objective="eagle3", anchors=1))
+    of_a_block = (step_bytes(course) - head) / RECIPE.layers / RECIPE.anchors
+    assert step_bytes(forced) - head == of_a_block * len(TEXTS[-1].tokens), "one begins at every token"
+
+
 def test_muon_steps_as_pytorch_does() -> None:
     torch.manual_seed(0)
     start = [torch.randn(shape) for shape in ((24, 48), (48, 24), (24, 48), (30, 30))]
@@ -689,6 +713,28 @@ def test_a_drafter_that_goes_on_from_a_checkpoint_reads_the_same_target_layers(s
     assert again == config and inherited("target") == inherited("random") == {}
 
 
+def test_a_checkpoint_of_other_heads_than_the_targets_is_gone_on_from_as_it_is(single: Target, tmp_path: Path) -> None:
+    theirs = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "attention_bias": True}
+    rope = {"rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    config = {**drafter_config(RECIPE, single, MASK), **theirs, **rope, "input_embedding_scale": 3.0}
+    model = start(config, "random", single, 0)
+    export(tmp_path, model, config, None)
+    again = drafter_config(RECIPE, single, MASK, first=inherited(str(tmp_path)))
+    assert parse_config(again, "again") == parse_config(config, "before")
+    start(again, str(tmp_path), single, 0)
+
+
+def test_rotary_settings_that_depend_on_the_length_are_the_targets_alone(
+    single: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"longrope": {"short_factor": [1.0]}, "dynamic": {"factor": 2.0}, "linear": {"factor": 2.0}}
+    for kind, more in kinds.items():
+        settings = {"rope_type": kind, "rope_theta": 500.0, **more}
+        monkeypatch.setattr(single.config, "rope_parameters", settings)
+        rope = parse_config(drafter_config(RECIPE, single, MASK), "made").rope
+        assert rope["rope_theta"] == 500.0 and rope["rope_type"] == (kind if kind == "linear" else "default")
+
+
 def test_a_drafter_that_goes_on_from_a_checkpoint_proposes_the_same_tokens(single: Target, tmp_path: Path) -> None:
     config = drafter_config(RECIPE, single, MASK)
     export(tmp_path, start(config, "random", single, 0), config, torch.tensor([3, 5, 8]))
@@ -854,6 +900,8 @@ def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest
     )
     kept = sorted(path for path in kept if not path.startswith("features/"))
     assert kept == ["config.json", "markov/model.safetensors", "model.safetensors"]
+    old = list(filter_repo_objects(["draft_tokens.json", "README.md"], allow_patterns=told[0]["delete_patterns"]))
+    assert old == ["draft_tokens.json"], "an earlier drafter's would trim this one"
     with pytest.raises(BadInput, match="401 Unauthorized"):
         push(course.out, "nobody/refused")
 
@@ -962,7 +1010,9 @@ def test_a_list_of_draft_tokens_is_exported_where_few_others_are_to_come(single:
     texts = [Text(np.array([0, *[5] * 6, 7, 7, 8]), 1, 0.0, "x", i) for i in range(2)]
     assert data.unseen_share(texts[:1]) == 1 / 9 and data.unseen_share(texts) == 0
     course = make_course(single, tmp_path, tokens=torch.tensor([5, 7, 8]))
-    assert course.draft_tokens.tolist() == [5, 7, 8] and replace(course, trimmed=False).draft_tokens is None
+    assert course.draft_tokens.tolist() == [5, 7, 8] and course.drafting is course.head
+    whole = replace(course, trimmed=False)
+    assert whole.draft_tokens is None and len(whole.drafting.weight) == VOCAB, "and so it is measured"
 
 
 def test_the_trimmed_head_holds_what_the_target_writes() -> None:

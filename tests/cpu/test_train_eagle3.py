@@ -41,6 +41,13 @@ def test_every_place_is_a_row_and_only_the_answer_is_predicted() -> None:
     assert blocks.labels[4].tolist() == text.tokens[6:9].tolist()
 
 
+def test_blocks_that_begin_in_the_prompt_of_a_short_answer_predict_nothing() -> None:
+    text = some_text(1, length=7, prompt=5)
+    anchors, shown = OBJECTIVES["eagle3"].draw(np.random.default_rng(0), text, 3, 16)
+    blocks = make_blocks([text], [anchors], [shown], 16, MASK, 7.0, teacher_forced=True)
+    assert np.count_nonzero(blocks.weights, axis=1).tolist() == [0, 0, 0, 0, 1]
+
+
 def test_the_kind_of_drafter_decides_layers_and_taps() -> None:
     assert (EAGLE.layers, EAGLE.taps) == (1, 3)
 

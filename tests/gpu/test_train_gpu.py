@@ -31,7 +31,7 @@ def target_on(device: str, dtype: torch.dtype = torch.float32) -> Target:
 def course_on(device: str, out: Path) -> Course:
     course = make_course(target_on(device), out, SOFT)
     reader = Reader(course.target, course.config["dflash_config"]["target_layer_ids"], True)
-    return replace(course, features=open_features(reader, TEXTS, out / "cache", 1e9))
+    return replace(course, features=open_features(reader, TEXTS, out / "cache", 1e9, taken=0, processes=1))
 
 
 def test_a_steps_gradients_are_those_of_a_cpu(tmp_path: Path) -> None:
