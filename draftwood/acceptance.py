@@ -87,7 +87,7 @@ class AcceptanceModel:
 
     @property
     def depth(self) -> int | None:
-        """How deep it is worth to draft: as the second longest of recent paths; None if unknown.
+        """How deep it is worth to draft: as the fourth longest of recent paths; None if unknown.
 
         Each position takes up to a hundredth of a round on a CPU. A path that used all of them makes the next draft
         half as long again, so a text that becomes predictable is followed at once.
@@ -255,7 +255,7 @@ class AcceptanceModel:
         self._since += 1
         whole = self.depth is not None and round.accepted >= self.depth
         self._paths.append(round.accepted)
-        self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(2, self._paths)[-1], SHALLOWEST)
+        self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(4, self._paths)[-1], SHALLOWEST)
         of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
         self._idle = 0

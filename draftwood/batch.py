@@ -199,7 +199,7 @@ class Batch:
         nodes = sum(len(part.tree) for part in parts if not part.known)
         context, padding = mean_context(writing), width - 1 - nodes
         predicted = self._latency_of(len(self.requests)).predict(nodes, context, drafted > 0, padding)
-        if drafted:
+        if 0 < drafted < len(self.requests):
             predicted = {**predicted, "draft": self._chooser.draft_s(drafted, context)}
         records = [
             None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)

@@ -130,6 +130,8 @@ def read_lines(ask: Callable[[], str]) -> Iterator[str]:
             if kept:
                 yield kept
             return
+        except UnicodeError:
+            raise BadInput("What was piped in is not valid UTF-8 text; convert it first.") from None
         if line.endswith("\\"):
             kept += line[:-1] + "\n"
         else:

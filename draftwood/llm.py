@@ -229,7 +229,7 @@ class LLM:
             return list(self.tokenizer(prompt).input_ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+            messages.insert(0, {"role": "system", "content": _readable(system)})
         encoded: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])
 
@@ -318,6 +318,14 @@ def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
 
 def _policy(policy: str | Policy) -> Policy:
     return registry.policy(policy) if isinstance(policy, str) else policy
+
+
+def _readable(system: str) -> str:
+    try:
+        system.encode()
+    except UnicodeError:
+        raise BadInput("The system prompt is not valid UTF-8 text; convert it first.") from None
+    return system
 
 
 def _number(value: float) -> float | None:

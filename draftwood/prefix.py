@@ -41,7 +41,7 @@ class PrefixCache:
     @property
     def tokens(self) -> int:
         """Tokens that are kept."""
-        return sum(len(tokens) for tokens, _ in self._kept.values())
+        return sum(len(tokens) for tokens, _ in list(self._kept.values()))  # metrics ask from another thread
 
     def keep(self, request: Request, prefix: Prefix) -> None:
         """Take over what is left of a request; shorter texts that it begins with are dropped, and the oldest ones."""

@@ -257,13 +257,9 @@ def _asks(part: Part, logits: Tensor) -> bool:
 
 
 def _heeds(part: Part) -> bool:
-    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every second token.
-
-    Where nothing is verified at every fourth: plain decoding would do without.
-    """
+    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every fourth token."""
     request = part.request
-    every = 2 if len(part.tree) else 4
-    return request.policy.calibrated and not part.known and len(request.sampler.tokens) % every == 0
+    return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 4 == 0
 
 
 def _drawn(sampler: Sampler, logits: Tensor) -> Draw:

@@ -44,6 +44,7 @@ class Fill:
         found: dict[str, Any] = {"model": self.models[0], "seed": _seed(self.seed, name)}
         if temperature is not None:
             found["temperature"] = temperature
+        body = _told(body)
         if tokens is not None and "max_completion_tokens" not in body:
             found["max_tokens"] = tokens
         return {**found, **body}
@@ -81,7 +82,12 @@ def _record(text: str) -> dict[str, Any]:
         raise BadLine("invalid_json_line", "The line is not valid JSON.") from None
     if not isinstance(found, dict):
         raise BadLine("invalid_json_line", "The line is not a JSON object.")
-    return found
+    return _told(found)
+
+
+def _told(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without nulls, which tables write for what is left open."""
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _name(record: Mapping[str, Any], default: str) -> str:
@@ -111,7 +117,7 @@ def _batched(record: Mapping[str, Any]) -> tuple[type[Asked], Mapping[str, Any]]
         raise BadLine("unknown_parameter", f"The line has an unknown field: {min(unknown)}.")
     if record.get("method", "POST") != "POST":
         raise BadLine("invalid_method", "method must be POST.")
-    if record.get("url") not in URLS:
+    if record.get("url") not in tuple(URLS):  # it may be no text
         raise BadLine("invalid_url", f"url must be one of {', '.join(URLS)}.")
     if not isinstance(record.get("body"), dict):
         raise BadLine("missing_required_parameter", "The line has no body.")

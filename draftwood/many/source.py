@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ class Source:
     def _lines(self) -> Iterator[tuple[int, str]]:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                line = line.removeprefix(BOM_UTF8) if number == 1 else line
                 if line.strip():
                     yield number, line.decode("utf-8", errors="surrogateescape")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from draftwood.many.lines import BadLine, Line
 from draftwood.many.outcome import Found, outcome
 from draftwood.serve.failure import Refused
 from draftwood.serve.options import Options
+from draftwood.serve.scheduler import MISTAKE
 from draftwood.serve.service import Service
 
+LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
 UNDESERVED = ("internal_error", "out_of_memory")
 
@@ -38,6 +41,9 @@ class Writer:
             return why
         except DraftwoodError as mistake:
             return Refused(400, str(mistake))
+        except Exception:  # of one line, and the others go on
+            LOG.exception("line %s could not be answered", line.number)
+            return MISTAKE
 
     def close(self) -> None:
         """Give up what is under way."""

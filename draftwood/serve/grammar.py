@@ -68,8 +68,7 @@ class Grammar:
 
     def mask(self, written: list[int], scores: Tensor) -> Tensor:
         """`scores` [V] with every token that may not follow `written` at -inf."""
-        self._go(written)
-        if self._matcher.is_stopped():  # complete: nothing but an end may follow
+        if self.complete(written):
             allowed = torch.zeros(len(scores), dtype=torch.bool)
             allowed[self._ends] = True
         else:
@@ -78,6 +77,11 @@ class Grammar:
             allowed = torch.from_numpy(flags).bool()
             allowed = torch.nn.functional.pad(allowed, (0, len(scores) - len(allowed)))
         return scores.masked_fill(~allowed.to(scores.device), -math.inf)
+
+    def complete(self, written: list[int]) -> bool:
+        """Whether nothing but an end may follow."""
+        self._go(written)
+        return self._matcher.is_stopped()
 
     def _go(self, written: list[int]) -> None:
         same = next((i for i, (a, b) in enumerate(zip(self._at, written, strict=False)) if a != b), None)

@@ -126,7 +126,8 @@ class Prompts:
             return None
         bias = {self._token(key): value for key, value in (asked.logit_bias or {}).items()}
         made = None if grammar is None else self.grammars.make(grammar)
-        return Shaping(prompt, bias, presence, frequency, asked.min_tokens, ends, made)
+        known = frozenset(end for end in ends if end < self.llm.target.vocab_size)  # a tokenizer's may lie beyond
+        return Shaping(prompt, bias, presence, frequency, asked.min_tokens, known, made)
 
     def _token(self, key: str) -> int:
         if not (key.isascii() and key.isdigit() and int(key[:10]) < self.llm.target.vocab_size):
@@ -168,6 +169,9 @@ class Prompts:
         if len(asked.stops) > limits.max_stops or any(not 0 < len(s) <= limits.max_stop_chars for s in asked.stops):
             message = f"stop: at most {limits.max_stops} strings of 1 to {limits.max_stop_chars} characters."
             raise Refused(400, message, None, "stop")
+        vocab = self.llm.target.vocab_size
+        if any(token >= vocab for token in asked.stop_token_ids or ()):
+            raise Refused(400, f"stop_token_ids are ids below {vocab} for this model.", None, "stop_token_ids")
         forms = asked.response_format.model_dump() if asked.response_format else None
         tools = [tool.model_dump() for tool in asked.tools or ()] if isinstance(asked, ChatRequest) else []
         if len(json.dumps([forms, tools])) > limits.max_schema_bytes:

@@ -1,7 +1,7 @@
 """What clients send: OpenAI's requests, the fields that vLLM added to them, and two of our own.
 
 Fields that nobody knows are refused, as OpenAI does. Fields that cannot change the text here (`user`, `store` …) are
-taken and not used.
+taken and not used; so is whatever clients leave in a message that they had from a server and send back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class Echoed(BaseModel):
+    """Of a message: clients add what they parsed, and nulls of whatever OpenAI's servers tell."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class StreamOptions(Strict):
@@ -103,18 +109,18 @@ class Part(Strict):
     text: StrictStr
 
 
-class FunctionCall(Strict):
+class FunctionCall(Echoed):
     name: StrictStr
     arguments: StrictStr
 
 
-class ToolCall(Strict):
+class ToolCall(Echoed):
     id: StrictStr
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Strict):
+class Message(Echoed):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: StrictStr | list[Part] | None = None
     name: StrictStr | None = None

@@ -135,7 +135,7 @@ def completion_logprobs(deltas: Sequence[Delta], tokenizer: PreTrainedTokenizerB
     return {
         "tokens": [_spell(piece.token, tokenizer) for piece, _ in _pairs(deltas)],
         "token_logprobs": [told.logp for _, told in _pairs(deltas)],
-        "top_logprobs": [{_spell(t, tokenizer): p for t, p in told.top} for _, told in _pairs(deltas)],
+        "top_logprobs": [_spelled(told, tokenizer) for _, told in _pairs(deltas)],
         "text_offset": offsets,
     }
 
@@ -147,6 +147,14 @@ def _pairs(deltas: Sequence[Delta]) -> list[tuple[Piece, Likelihood]]:
 def _told(token: int, logp: float, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     text = _spell(token, tokenizer)
     return {"token": text, "logprob": max(logp, -9999.0), "bytes": list(text.encode())}
+
+
+def _spelled(told: Likelihood, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+    """The likeliest tokens by their text; of several that are spelled alike the likeliest."""
+    found: dict[str, float] = {}
+    for token, logp in told.top:
+        found.setdefault(_spell(token, tokenizer), logp)
+    return found
 
 
 def _spell(token: int, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -38,7 +38,7 @@ class Shaping:
             seen, counts = np.unique(written, return_counts=True)
             penalty = torch.from_numpy(self.presence + self.frequency * counts).to(scores)
             scores[torch.from_numpy(seen).to(scores.device)] -= penalty
-        if len(written) < self.least:
+        if len(written) < self.least and not (self.grammar and self.grammar.complete(written)):
             scores[list(self.ends)] = -math.inf
         return scores if self.grammar is None else self.grammar.mask(written, scores)
 

@@ -29,6 +29,7 @@ LONGEST_RETRY_S = 60
 FAILURES = 5  # rounds in a row, after which no other outcome is expected
 STALLED_S = 300.0  # no round takes as long
 GIVEN_UP = "abandoned"
+MISTAKE = Refused(500, "The server made a mistake; its log says more.", "internal_error")
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +146,9 @@ class Scheduler:
             self._turns()
         finally:  # even if the thread dies, nobody waits in vain
             self.draining = True
-            self._give_up(Refused(503, "The server is going down.", "shutting_down", retry_s=1))
+            with self._changed:
+                waiting, self._waiting = self._waiting, deque()
+            self._give_up(Refused(503, "The server is going down.", "shutting_down", retry_s=1), *waiting)
 
     def _turns(self) -> None:
         while True:
@@ -160,7 +163,7 @@ class Scheduler:
             except Exception:
                 LOG.exception("a round failed; its requests are given up")
                 self._failures += 1
-                self._give_up(Refused(500, "The server made a mistake; its log says more.", "internal_error"))
+                self._give_up(MISTAKE)
 
     def _turn(self) -> None:
         self._drop()
@@ -207,15 +210,19 @@ class Scheduler:
                         self._waiting.appendleft(job)
                     return
                 job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
+            except Exception:  # it is in no list any more
+                job.tell(MISTAKE)
+                raise
 
     def _begin(self, job: Job) -> None:
         request = job.request
+        afresh = False
         if self.seats == 1 and request.likelihoods is None:  # then rounds may run on the device, from a fresh start
-            where = self.engine.backend(request.policy, job.rule).name
+            afresh = self.engine.backend(request.policy, job.rule).name == "device"
             self._batch = self.engine.batch_of_one(request.policy, job.rule, self._keep)
-            self._batch.join(request, None if where == "device" else self.prefixes.find(request))
-        else:
-            self._batch.join(request, self.prefixes.find(request))
+        elif self.seats == 1:  # where the last one's may still be
+            self._batch = self.engine.batch(self._keep)
+        self._batch.join(request, None if afresh else self.prefixes.find(request))
         job.admitted = time.monotonic()
         self._running[request] = job
         self.metrics.admitted(job)
@@ -232,10 +239,11 @@ class Scheduler:
         self._mean_s += 0.1 * (now - job.admitted - self._mean_s)
         self.metrics.ended(job, reason or finish_reason(job.request), now)
 
-    def _give_up(self, why: Refused) -> None:
+    def _give_up(self, why: Refused, *waiting: Job) -> None:
+        """Tell those that run, whatever is to blame; those that wait took no part in it."""
         with self._changed:
-            jobs = [*self._running.values(), *self._waiting]
-            self._running, self._waiting = {}, deque()
+            jobs = [*self._running.values(), *waiting]
+            self._running = {}
             self._changed.notify_all()
         self._batch = self.engine.batch(self._keep)
         for job in jobs:

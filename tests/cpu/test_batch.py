@@ -273,7 +273,7 @@ def test_rounds_know_how_sure_the_target_was_of_what_it_visited(dtype: torch.dty
         target.verify(target.plan([chain_tree(text)], cache, [0], [False]), cache).logits.double().softmax(-1).amax(-1)
     )
     rounds = [step.round for step in steps if step.round is not None]
-    assert 0.2 < np.mean([round.confidence is not None for round in rounds]) < 0.8, "behind every second token"
+    assert 0.1 < np.mean([round.confidence is not None for round in rounds]) < 0.5, "behind every fourth token"
     for step in steps:
         if step.round is not None and step.round.confidence is not None:
             visited = sure[step.round.context :][: len(step.round.path) + 1]

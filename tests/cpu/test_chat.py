@@ -12,6 +12,7 @@ import torch
 from draftwood import assemble, cli
 from draftwood.chat import Chat, converse, read_lines
 from draftwood.cli_show import Screen
+from draftwood.errors import BadInput
 from draftwood.latency import Machine
 from draftwood.llm import LLM, load
 from draftwood.sampling import Sampling
@@ -108,6 +109,8 @@ def lines_of(*given: str) -> Callable[[], str]:
 def test_a_backslash_continues_a_message() -> None:
     assert [*read_lines(lines_of("a\\", "b", "c"))] == ["a\nb", "c"]
     assert [*read_lines(lines_of("cut off\\"))] == ["cut off\n"]
+    with pytest.raises(BadInput, match="not valid UTF-8"):
+        next(read_lines(lambda: b"\xff".decode()))
 
 
 def test_piped_lines_are_turns(

@@ -95,6 +95,8 @@ def test_what_a_line_leaves_open() -> None:
     assert [(a.temperature, a.max_tokens) for a in asked] == [(0.5, 9)] * 2
     said = parse(1, '{"prompt": "hi", "temperature": 1, "max_completion_tokens": 3, "seed": 5}', flags).asked
     assert (said.temperature, said.max_tokens, said.max_completion_tokens, said.seed) == (1, None, 3, 5)
+    nulls = {"messages": None, "custom_id": None, "temperature": None, "max_completion_tokens": None, "seed": None}
+    assert parse(1, json.dumps({**bare, **nulls}), flags).asked == parse(1, json.dumps(bare), flags).asked
     seeds = [parse(n, json.dumps(bare), replace(FILL, seed=s)).asked.seed for n, s in ((1, 0), (2, 0), (1, 1), (1, 0))]
     assert len(set(seeds)) == 3 and seeds[0] == seeds[3]
 
@@ -108,6 +110,7 @@ def test_what_a_line_leaves_open() -> None:
         ('{"custom_id": 7, "prompt": "x"}', "invalid_custom_id"),
         ('{"text": "x"}', "missing_required_parameter"),
         ('{"url": "/v1/embeddings", "body": {}}', "invalid_url"),
+        ('{"url": [], "body": {}}', "invalid_url"),
         (json.dumps({**batched("x"), "method": "GET"}), "invalid_method"),
         (json.dumps({**batched("x"), "bdy": 1}), "unknown_parameter"),
         (json.dumps({**batched("x"), "body": None}), "missing_required_parameter"),
@@ -121,6 +124,12 @@ def test_what_a_line_leaves_open() -> None:
 def test_lines_that_cannot_be_used(line: str, code: str) -> None:
     found = parse(1, line, FILL)
     assert not found.valid and found.asked.code == code and str(found.asked)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "from_windows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert Source(path).survey(FILL).valid == 2
 
 
 # --- runs -----------------------------------------------------------------------------------------------------

@@ -102,6 +102,12 @@ def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) ->
         return made
 
     llm = tiny_llm()
+    lost = Service(llm, Options(name="tiny"))
+    lost.scheduler.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "join", lambda *_: 1 / 0)
+        assert ask(lost) == "internal_error", "nor where it could not even begin"
+    lost.scheduler.drain(0)
     failing = service(RuntimeError)
     for _ in range(scheduler_module.FAILURES):
         assert failing.scheduler.sick is None

@@ -221,6 +221,21 @@ def test_tools_that_must_be_called(client: openai.OpenAI) -> None:
     assert ask(client, messages=results, tools=[WEATHER]).choices
 
 
+def test_what_a_server_told_may_be_sent_back(client: openai.OpenAI) -> None:
+    nulls = dict.fromkeys(("audio", "function_call", "annotations", "refusal"))
+    call = {"id": "1", "type": "function", "index": 0, "function": {"name": "weather", "arguments": "{}"}}
+    call["function"]["parsed_arguments"] = {}
+    told = {"role": "assistant", "content": None, "parsed": None, "tool_calls": [call], **nulls}
+    results = [*HELLO, told, {"role": "tool", "tool_call_id": "1", "content": "sunny"}]
+    assert ask(client, messages=results, tools=[WEATHER]).choices
+
+
+def test_a_finished_form_ends_though_more_tokens_were_asked_for(client: openai.OpenAI) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "ab"}
+    answer = ask(client, extra_body={"response_format": form, "min_tokens": 9})
+    assert answer.choices[0].message.content == "ab"
+
+
 # --- refusals -------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +259,7 @@ MISTAKES = {
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, None,
     ),
     "bias of no token": ({"logit_bias": {"hello": 1}}, 400, None),
+    "stop at no token": ({"extra_body": {"stop_token_ids": [10**6], "min_tokens": 1}}, 400, None),
     "options of no stream": ({"stream_options": {"include_usage": True}}, 400, "invalid_value"),
     "choice of no tools": ({"tool_choice": "required"}, 400, "invalid_value"),
     "too many logprobs": ({"logprobs": True, "top_logprobs": 99}, 400, None),
