@@ -37,6 +37,9 @@ class Row:
         self.length = 0
         self._addresses: NDArray[np.int64] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_addresses": None}  # a copy lies elsewhere
+
     @classmethod
     def over(cls, kv: Tensor) -> Row:
         """An inexact row in the buffer `kv` [layers, 2, H_kv, S, d], which stays where it is."""

@@ -11,7 +11,7 @@ distribution when sampling. transformers passes no streamer on to a custom decod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,9 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.sampling import Rule, Sampling
 from draftwood.target import Target
+
+HARMLESS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "logits_to_keep")
+NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 class CustomGenerate:
@@ -42,21 +45,30 @@ class CustomGenerate:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        **_: Any,
+        **more: Any,
     ) -> Any:
         """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
         if input_ids.shape[0] != 1:
             raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
+        check_inputs(generation_config, more)
+        training = model.training
+        try:
+            return self._generate(model, input_ids, logits_processor, stopping_criteria, generation_config)
+        finally:
+            model.train(training)
+
+    def _generate(self, model: PreTrainedModel, input_ids: Tensor, processor: Any, criteria: Any, config: Any) -> Any:
+        model.eval()
         engine = self._engine_of(model)
         sampling = Sampling()
-        if generation_config.do_sample:  # the processors already hold temperature, top-k and the rest
+        if config.do_sample:  # the processors already hold temperature, top-k and the rest
             sampling = Sampling(temperature=1.0, seed=int(torch.randint(2**62, (1,))))
         engine.target.attach()
         try:
-            ids = self._run(engine, input_ids, logits_processor, stopping_criteria, sampling)
+            ids = self._run(engine, input_ids, processor, criteria, sampling)
         finally:
             engine.target.release()
-        if not generation_config.return_dict_in_generate:
+        if not config.return_dict_in_generate:
             return ids
         return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids))
 
@@ -76,7 +88,11 @@ class CustomGenerate:
     def _engine_of(self, model: PreTrainedModel) -> Engine:
         if self._engine is None or self._engine.target.model is not model:
             target = Target(model, getattr(model.config, "_name_or_path", "") or type(model).__name__)
-            self._engine = build_engine(target, self._drafter_name, self._policy)
+            try:
+                self._engine = build_engine(target, self._drafter_name, self._policy)
+            except BaseException:
+                target.release()
+                raise
         return self._engine
 
 
@@ -85,8 +101,23 @@ def custom_generate(drafter: str | Sequence[str] = registry.UNTRAINED, policy: s
     return CustomGenerate(drafter, policy)
 
 
+def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
+    """Refuse what would change the text and is not used here, or is asked for and not given."""
+    mask, cache = more.get("attention_mask"), more.get("past_key_values")
+    if mask is not None and not bool(mask.all()):
+        raise BadInput("draftwood does not read prompts with padding; leave out the tokens that attention_mask hides.")
+    if cache is not None and cache.get_seq_length():
+        raise BadInput("draftwood keeps its own cache; leave out past_key_values and give the whole text.")
+    unused = [name for name, value in more.items() if isinstance(value, Tensor) and name not in HARMLESS]
+    if unused:
+        raise BadInput(f"draftwood reads input_ids alone, not {', '.join(unused)}; use generate without it for these.")
+    wanted = [name for name in NOT_GIVEN if getattr(config, name, None)]
+    if wanted:
+        raise BadInput(f"draftwood gives the text alone; leave out {', '.join(wanted)}.")
+
+
 def _rule(processor: Any, device: torch.device) -> Rule:
     def apply(tokens: list[int], scores: Tensor) -> Tensor:
-        return processor(torch.tensor([tokens], device=device), scores[None])[0]
+        return processor(torch.tensor([tokens], device=device), scores[None].clone())[0]  # some write into it
 
     return apply

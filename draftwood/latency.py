@@ -27,6 +27,7 @@ FIRST_REACH = 1024  # tokens of context that share what is learned; then each do
 PACE, FADE, LEAP = 0.35, 0.97, 0.1  # the pace follows and is forgotten within some thirty rounds; one moves it 0.035
 LATEST = 256  # rounds that `errors` looks at
 ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
+MOST_KEPT = 256  # prices of rounds
 TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
@@ -169,6 +170,8 @@ class LatencyModel:
         """What rounds of 0 … `n_max` nodes cost now. The arrays are shared: do not write into them."""
         key = n_max, context // BUCKET
         if key not in self._costs:
+            if len(self._costs) == MOST_KEPT:  # where nothing is learned for long
+                self._costs.clear()
             widths, pace = np.arange(1, 2 + n_max), exp(self._pace)
             verify = pace * np.interp(widths, WIDTHS, self._verify_curve(context))
             host = pace * np.interp(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))

@@ -158,7 +158,7 @@ def fuse(parent: nn.Module, names: Sequence[str]) -> nn.Linear:
         joined = torch.cat(tensors).detach()
         setattr(whole, kind, nn.Parameter(joined, requires_grad=False))
         for part, view in zip(parts, joined.split([len(t) for t in tensors]), strict=True):
-            setattr(part, kind, nn.Parameter(view, requires_grad=False))
+            getattr(part, kind).data = view  # the same parameter: its owner may train it
     whole.out_features, whole.in_features = whole.weight.shape
     return whole
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -100,7 +102,15 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with _open(path, "rt") as file:
             for line in file:
-                yield json.loads(line)
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    if line.endswith("\n"):
+                        raise
+                    return  # cut off while it was written
+                yield found
+    except (EOFError, zlib.error):
+        raise BadInput(f"The trace {path} is cut off or damaged; record it again.") from None
     except FileNotFoundError:
         raise BadInput(f"There is no trace {path}; draftwood bench --trace makes one.") from None
     except OSError as error:
@@ -115,7 +125,10 @@ def _answer_lines(answer: Answer) -> Iterator[dict[str, Any]]:
 
 def _answers(lines: Iterator[dict[str, Any]]) -> Iterator[Answer]:
     for line in lines:
-        rounds = [round_from_json(next(lines)) for _ in range(line.pop("rounds"))]
+        count = line.pop("rounds")
+        rounds = [round_from_json(round) for round in islice(lines, count)]
+        if len(rounds) < count:
+            return  # cut off
         yield Answer(**line, rounds=rounds)
 
 

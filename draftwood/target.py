@@ -81,7 +81,11 @@ class Target:
         self.path = choose_path(model, name, path, pack, width_invariant)
         self.attach()
         self.tap(tap_layers)
-        check_tree_attention(self)
+        try:
+            check_tree_attention(self)
+        except BaseException:
+            self.release()
+            raise
 
     # --- facts -------------------------------------------------------------------------------------------
     @property
@@ -106,8 +110,16 @@ class Target:
 
     @property
     def context_limit(self) -> int:
-        """The most tokens that prompt and answer may have together."""
-        return getattr(self.config, "max_position_embeddings", None) or 2**31
+        """The most tokens that prompt and answer may have together.
+
+        Where longer texts turn all of their positions otherwise (`longrope`), those of the shorter ones: what a cache
+        holds of a text would be wrong from there on.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        longest: int = getattr(self.config, "max_position_embeddings", None) or 2**31
+        if rope.get("rope_type") != "longrope":
+            return longest
+        return getattr(self.config, "original_max_position_embeddings", None) or longest
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -32,6 +32,7 @@ from draftwood.sampling import Rule
 from draftwood.target import Target
 from draftwood.tree import Tree
 
+MOST_STAGES = 16  # kinds of trees that buffers and graphs are kept for; a client may name any number
 LEAST_CAPACITY = 512  # tokens; capacities are powers of two, so that few requests need new buffers and graphs
 
 
@@ -79,6 +80,9 @@ class Device:
             self._state = self._allocate(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), 1 + policy.n_max)
         key = policy.grow, policy.width
         if key not in self._stages:
+            if len(self._stages) == MOST_STAGES:
+                self._stages = {}
+                self.graphs.clear()
             self._stages[key] = Stages(path, self._state, policy.grow, policy.width)
         self.busy = True
         return self._state, self._stages[key]

@@ -56,6 +56,18 @@ class NativeLayers:
         self._fused = native.fused(Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm))
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        # Blocks of one state go to the same slots, all keys before anybody looks: so one after the other.
+        size, passes = len(tokens) // len(states), apart(states)
+        if len(passes) == 1:
+            return self._pass(tokens, states, gap, depth)
+        found = [
+            self._pass([t for r in rows for t in tokens[r * size :][:size]], [states[r] for r in rows], gap, depth)
+            for rows in passes
+        ]
+        order = torch.tensor([r for rows in passes for r in rows]).argsort()
+        return torch.cat([part.unflatten(0, (-1, depth)) for part in found])[order].flatten(0, 1)
+
+    def _pass(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
         size = len(tokens) // len(states)
         steps = np.arange(size)
         contexts = [state.projected for state in states]
@@ -72,6 +84,18 @@ class NativeLayers:
             self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fused)
         else:
             self._plain.project(state, taps, count)
+
+
+def apart(states: Sequence[DFlashState]) -> list[list[int]]:
+    """Their places, in groups in which each state stands once."""
+    passes: list[list[int]] = []
+    for place, state in enumerate(states):
+        free = (rows for rows in passes if all(states[r] is not state for r in rows))
+        if (rows := next(free, None)) is None:
+            passes.append([place])
+        else:
+            rows.append(place)
+    return passes
 
 
 def _parts(segments: Sequence[Segment], states: Sequence[DFlashState], gap: int) -> Parts:

@@ -40,6 +40,9 @@ class NgramState:
     earlier: SuffixAutomaton | None = None  # the texts that `elsewhere` is in
     elsewhere: tuple[int, int] = (0, 0)  # their longest suffix in earlier texts: state, length
 
+    def __deepcopy__(self, memo: object) -> NgramState:
+        return NgramState(list(self.tokens))  # reading them again is quicker than copying what was found
+
 
 class Matches:
     """What followed earlier occurrences, as an opinion. A place is (state, length of the match)."""

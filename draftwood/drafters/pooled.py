@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any
@@ -102,6 +103,9 @@ class PooledState:
     pool: Pool | None = None  # the last draft, as long as it can be learned from
     heard: list[int] = field(default_factory=list)  # what was committed since, its root first
     expectations: list[Expectation] = field(default_factory=list)  # of earlier drafts, where each token has one
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PooledState:
+        return PooledState(deepcopy(self.states, memo))  # a draft knows the tables of all requests
 
 
 class Pooled(Learner, Carded):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from draftwood import memory
@@ -209,6 +210,11 @@ class Scheduler:
                     with self._changed:
                         self._waiting.appendleft(job)
                     return
+                if self.prefixes.tokens:  # what they hold beside their tokens is not counted
+                    self.prefixes.shrink(0)
+                    with self._changed:
+                        self._waiting.appendleft(job)
+                    continue
                 job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
             except Exception:  # it is in no list any more
                 job.tell(MISTAKE)
@@ -228,6 +234,8 @@ class Scheduler:
         self.metrics.admitted(job)
 
     def _keep(self, request: Request, prefix: Prefix) -> None:
+        if request not in self._running:  # it was given up, and may be half done
+            return
         self.prefixes.keep(request, prefix)
         self.prefixes.shrink(self.kv_tokens - self.reserved)
 
@@ -245,6 +253,8 @@ class Scheduler:
             jobs = [*self._running.values(), *waiting]
             self._running = {}
             self._changed.notify_all()
+        with suppress(Exception):  # a device is then free again
+            self._batch.close()
         self._batch = self.engine.batch(self._keep)
         for job in jobs:
             job.tell(why)

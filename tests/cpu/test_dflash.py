@@ -321,6 +321,25 @@ def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
     assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
 
 
+@pytest.mark.usefixtures("compiled")
+@torch.inference_mode()
+def test_blocks_of_one_context_share_one_draft_and_nothing_else_in_compiled_layers(tmp_path: Path) -> None:
+    config = {**BASE, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    target = TinyTarget(hidden_size=64, dtype=torch.bfloat16)
+    drafter = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), target)
+    assert isinstance(drafter._layers, NativeLayers)
+    asked = []
+    for length in (20, 9):
+        state = drafter.open(capacity=40)
+        drafter.extend(state, [1] * length, some_taps(drafter, length))
+        asked.append(Request(state, root=5 + length, width=4))
+    blocks = [(asked[0], ()), (asked[0], (11,)), (asked[1], (7, 8)), (asked[0], (11, 12)), (asked[1], ())]
+    for block, found in zip(blocks, drafter.draft_behind(blocks), strict=True):
+        (alone,) = drafter.draft_behind([block])
+        np.testing.assert_array_equal(found.tokens, alone.tokens)
+        np.testing.assert_array_equal(found.logp, alone.logp)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_copied_state_is_one_of_its_own(dtype: torch.dtype, tmp_path: Path) -> None:

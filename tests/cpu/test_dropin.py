@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import draftwood
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, BadModel
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[(5 * i + 2) % 97 for i in range(11)] * 2])
@@ -55,6 +56,48 @@ def test_the_output_record(model) -> None:
     asked = dict(inputs=IDS, max_new_tokens=9, do_sample=False, return_dict_in_generate=True)
     out = model.generate(**asked, custom_generate=draftwood.custom_generate("ngram"))
     assert out.sequences.tolist() == model.generate(**asked).sequences.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_the_model_is_left_to_its_owner(family: str) -> None:
+    """Parameters stay those that an optimizer knows, and a mistake leaves nothing behind."""
+    model = tiny_model(family).train()
+    parameters = dict(model.named_parameters())
+    expected = model.generate(IDS, max_new_tokens=5, do_sample=False).tolist()
+    with pytest.raises(BadModel):
+        model.generate(IDS, max_new_tokens=5, custom_generate=draftwood.custom_generate("/nowhere"))
+    ours = model.generate(IDS, max_new_tokens=5, do_sample=False, custom_generate=draftwood.custom_generate("ngram"))
+    assert ours.tolist() == expected == model.generate(IDS, max_new_tokens=5, do_sample=False).tolist()
+    assert model.training and all(p is parameters[name] and p.requires_grad for name, p in model.named_parameters())
+    model(IDS).logits.sum().backward()
+    assert all(p.grad is not None for p in parameters.values())
+
+
+def test_processors_may_write_into_the_scores() -> None:
+    class Banned(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[:, 4:] = -torch.inf
+            return scores
+
+    model = tiny_model("qwen3", dtype=torch.float32)
+    asked = dict(inputs=IDS, max_new_tokens=9, do_sample=False, logits_processor=LogitsProcessorList([Banned()]))
+    ours = model.generate(**asked, custom_generate=draftwood.custom_generate("ngram"))
+    assert ours.tolist() == model.generate(**asked).tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (dict(attention_mask=(torch.arange(IDS.shape[1]) > 2)[None].long()), "padding"),
+        (dict(output_scores=True, return_dict_in_generate=True), "output_scores"),
+    ],
+)
+def test_what_is_not_used_is_refused(model, more: dict, says: str) -> None:
+    whole = dict(attention_mask=torch.ones_like(IDS), max_new_tokens=3, do_sample=False)
+    generate = draftwood.custom_generate("ngram")
+    assert model.generate(IDS, **whole, custom_generate=generate).shape[1] == IDS.shape[1] + 3
+    with pytest.raises(BadInput, match=says):
+        model.generate(IDS, **{**whole, **more}, custom_generate=generate)
 
 
 def test_a_batch_is_refused(model) -> None:

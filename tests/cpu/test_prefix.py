@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
+import torch
 
 from draftwood import registry
+from draftwood.cache import Row
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import LEAST, PrefixCache, common
@@ -118,3 +122,12 @@ def test_short_and_oversized_texts_are_not_kept() -> None:
 def test_common_beginnings() -> None:
     a = np.array([1, 2, 3])
     assert common(a, np.array([1, 2, 4, 5])) == 2 and common(a, a) == 3 and common(a, a[:0]) == 0
+
+
+def test_a_copied_row_is_written_where_it_lies() -> None:
+    """Some drafters' states hold rows, whose addresses compiled forwards keep."""
+    row, like = Row(2, 8), torch.zeros(1, 1, 4)
+    before = row.addresses(like).copy()
+    copied = copy.deepcopy(row)
+    assert (copied.addresses(like) != before).all() and (row.addresses(like) == before).all()
+    assert copied.addresses(like)[0, 0] == copied.layer(0, like, like)[0].data_ptr()

@@ -80,6 +80,23 @@ def test_a_trace_grows_answer_by_answer(tmp_path: Path, name: str) -> None:
     ]
 
 
+def test_of_a_trace_that_was_cut_off_all_whole_answers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    recording.start(path, Header("target", "drafter"))
+    rounds = [round_from_json({"c": 3 + i, "a": [], "s": {"verify": 1.0}}) for i in range(3)]
+    recording.append(path, [an_answer("a", rounds)])
+    whole = path.stat().st_size
+    recording.append(path, [an_answer("b", rounds)])
+    written = path.read_bytes()
+    for size in range(whole, len(written)):
+        path.write_bytes(written[:size])
+        assert [a.prompt for a in Trace.load(path).answers] == ["a"] + ["b"] * (size == len(written) - 1)
+    Trace.load(path).save(tmp_path / "t.jsonl.gz")
+    (tmp_path / "t.jsonl.gz").write_bytes((tmp_path / "t.jsonl.gz").read_bytes()[:-9])
+    with pytest.raises(BadInput, match="is cut off"):
+        Trace.load(tmp_path / "t.jsonl.gz")
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "{", '{"schema": 1, "target": 3}', '{"schema":1}\n{"x":1}'])
 def test_what_is_no_trace_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.jsonl"

@@ -100,6 +100,12 @@ def test_rotary_frequencies_that_depend_on_the_length_are_left_to_the_model() ->
         tiny_target("llama", "lean", **changes)
 
 
+def test_texts_end_where_longer_ones_would_turn_all_their_positions_otherwise() -> None:
+    factors = rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
+    sizes = dict(original_max_position_embeddings=64, max_position_embeddings=256)
+    assert tiny_target("phi3", **factors, **sizes).context_limit == 64
+
+
 @pytest.mark.parametrize(("family", "path"), ON_PATHS)
 def test_kv_after_commit_is_kv_recomputed(family: str, path: str) -> None:
     target = tiny_target(family, path)
