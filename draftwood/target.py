@@ -119,7 +119,8 @@ class Target:
         longest: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         if rope.get("rope_type") != "longrope":
             return longest
-        return getattr(self.config, "original_max_position_embeddings", None) or longest
+        short = getattr(self.config, "original_max_position_embeddings", None)
+        return short or rope.get("original_max_position_embeddings") or longest
 
     @property
     def stop_ids(self) -> frozenset[int]:
