@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -13,6 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from draftwood.accept import Likelihood
 from draftwood.serve.answer import Choice, Delta, Piece
 from draftwood.serve.tools import Call, Form, Sieve
+
+REPLACED = "\ufffd"  # what bytes that are no text become
 
 
 class Renderer(Protocol):
@@ -146,7 +150,26 @@ def _pairs(deltas: Sequence[Delta]) -> list[tuple[Piece, Likelihood]]:
 
 def _told(token: int, logp: float, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     text = _spell(token, tokenizer)
-    return {"token": text, "logprob": max(logp, -9999.0), "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logp, -9999.0), "bytes": _bytes(token, text, tokenizer)}
+
+
+def _bytes(token: int, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """A token's own, by which clients join characters that several tokens make up: alone those are no text."""
+    if REPLACED not in text:
+        return list(text.encode())
+    piece, known = str(tokenizer.convert_ids_to_tokens(token)), _byte_of()
+    if all(char in known for char in piece):
+        return [known[char] for char in piece]
+    named = re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece)
+    return [int(named[1], 16)] if named else list(text.encode())
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 def _spelled(told: Likelihood, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:

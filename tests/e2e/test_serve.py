@@ -160,7 +160,9 @@ def test_completions_of_texts_and_of_tokens(client: openai.OpenAI, llm: LLM) -> 
 
 
 def test_log_probabilities(client: openai.OpenAI) -> None:
-    told = ask(client, temperature=0, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    answer = ask(client, temperature=0, logprobs=True, top_logprobs=3).choices[0]
+    told = answer.logprobs.content
+    assert bytes(byte for t in told for byte in t.bytes).decode(errors="replace") == answer.message.content
     assert len(told) == 20 and all(len(t.top_logprobs) == 3 for t in told)
     assert all(t.logprob == t.top_logprobs[0].logprob <= 0 for t in told), "greedy takes the likeliest"
     plain = ask(client, temperature=0, logprobs=True, top_logprobs=3, extra_body={"policy": "autoregressive"})
