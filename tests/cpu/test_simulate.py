@@ -121,7 +121,7 @@ def test_how_sure_the_target_was_is_replayed_where_any_round_told_it(target: Tar
     record, told = an_answer(target, truth, "record"), an_answer(target, truth, "bastion")
     known = {r.context: r.confidence for r in told.rounds if r.confidence is not None}
     script = Script.of(record, [told])
-    assert len(known) > 2 and script.confidences == known
+    assert len(known) > 1 and script.confidences == known
     played = replay(policy("ddtree:1"), [script], Flat())
     assert all(r.confidence == known.get(r.context) for r in played.rounds) and len(played.rounds) > 5
 
