@@ -84,7 +84,7 @@ def start(path: Path, header: Header) -> None:
 
 
 def append(path: Path, answers: Sequence[Answer]) -> None:
-    """More answers. What was appended before stays readable whatever happens."""
+    """More answers. What was appended before stays readable whatever happens, unless the file is compressed."""
     _write(path, [line for answer in answers for line in _answer_lines(answer)], "at")
 
 

@@ -206,16 +206,14 @@ class Scheduler:
             try:
                 self._begin(job)
             except BadInput as error:  # less memory than was thought
-                if self._running:
-                    with self._changed:
-                        self._waiting.appendleft(job)
-                    return
-                if self.prefixes.tokens:  # what they hold beside their tokens is not counted
-                    self.prefixes.shrink(0)
-                    with self._changed:
-                        self._waiting.appendleft(job)
+                if not self._running and not self.prefixes.tokens:
+                    job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
                     continue
-                job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
+                with self._changed:
+                    self._waiting.appendleft(job)
+                if self._running:
+                    return
+                self.prefixes.shrink(0)  # what they hold beside their tokens is not counted
             except Exception:  # it is in no list any more
                 job.tell(MISTAKE)
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -82,8 +83,6 @@ def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) ->
     asked = ChatRequest(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
 
     def ask(service: Service) -> str:
-        import asyncio
-
         async def answer() -> None:
             await (await service.begin(asked)).whole()
 
@@ -134,3 +133,25 @@ def test_metrics_of_several_servers_are_told_apart() -> None:
                 (s.name, {**s.labels, "replica": name}, s.value) for s in family.samples
             ]
     assert together(told).decode().count("# TYPE draftwood:requests_refused_total counter") == 1
+
+
+def test_kept_prefixes_make_room_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ChatRequest(model="tiny", messages=[{"role": "user", "content": "x" * 40}], max_tokens=3)
+    made = Service(tiny_llm(), Options(name="tiny"))
+    made.scheduler.start()
+
+    async def answer() -> None:
+        await (await made.begin(asked)).whole()
+
+    asyncio.run(answer())
+    assert made.scheduler.prefixes.tokens
+    join = Batch.join
+
+    def full(self: Batch, *joining: object) -> None:
+        if made.scheduler.prefixes.tokens:
+            raise BadInput("no memory")
+        join(self, *joining)
+
+    monkeypatch.setattr(Batch, "join", full)
+    asyncio.run(answer())
+    made.scheduler.drain(0)
