@@ -36,6 +36,7 @@ else:
 DOCS = Path(__file__).parent
 REFERENCE, EXAMPLES = DOCS / "reference", DOCS / "examples"
 NOTE = "<!-- written by `python -m docs.generate`; edit the code instead -->\n"
+NGRAM = "ngram:max_depth=8,earlier=100000"
 EXCERPT = re.compile(r"(<!-- source: (\S+) -->\n```python\n)(.*?)(^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -75,7 +76,8 @@ def commands() -> str:
 
 
 def row(part: Any, hints: dict[str, Any]) -> list[str]:
-    flag = f"*{part.name}*" if part.param_type_name == "argument" else " ".join(f"`{name}`" for name in part.opts)
+    names = [*part.opts, *part.secondary_opts]  # the second ones switch off
+    flag = f"*{part.name}*" if part.param_type_name == "argument" else " ".join(f"`{name}`" for name in names)
     blank = part.default is None or part.default is False or part.default == ""
     default = "required" if part.required else "" if blank else f"`{part.default}`"
     return [flag, value(hints[part.name]), default, part.help or ""]
@@ -101,13 +103,14 @@ def settings() -> str:
             "# Settings\n",
             "## Environment\n",
             inspect.getdoc(importlib.import_module("draftwood.config").config).partition("\n\n")[2] + "\n",
+            first_sentence(importlib.import_module("draftwood.config").deployed) + "\n",
             record(Config, "What is read from it"),
             record(Sampling, "Sampling: `LLM.generate`, `LLM.stream`, and the flags of the same names"),
             "## Policies\n",
             policies(),
             "## Drafters\n",
             drafters(),
-            record(Options, "The drafter `ngram`, as in `ngram:max_n=4,max_depth=8`"),
+            record(Options, f"The drafter `ngram`, as in `{NGRAM}`"),
             record(Recipe, "A training run"),
             "## Extras of the package\n",
             extras(),
@@ -129,8 +132,8 @@ def default(field: Any) -> str:
 
 
 def comments(kind: type) -> dict[str, str]:
-    found = re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(kind), re.MULTILINE)
-    return dict(found)
+    found = re.findall(r"^(?:    # (.*)\n)?    (\w+): [^#\n]*(?:#\s*(.*))?$", inspect.getsource(kind), re.MULTILINE)
+    return {name: behind or above for above, name, behind in found}
 
 
 def policies() -> str:
@@ -144,9 +147,17 @@ def policies() -> str:
 
 def drafters() -> str:
     rows = [
-        (f"`{entry.name}`", summary(entry.load())) for entry in registry.BUILT_IN if entry.group == registry.DRAFTERS
+        (f"`{entry.name}`", proposes(entry.name, entry.load()))
+        for entry in registry.BUILT_IN
+        if entry.group == registry.DRAFTERS
     ]
     return table(("kind", ""), [*rows, ("`none`", "Plain decoding.")])
+
+
+def proposes(name: str, kind: type) -> str:
+    """Of a class that shares its module, what it says of itself, beginning with its name."""
+    own = first_sentence(kind)
+    return own if own.startswith(f"`{name}`:") else summary(kind)
 
 
 def built_in(group: str) -> list[str]:

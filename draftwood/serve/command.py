@@ -42,7 +42,9 @@ def serve(
     max_model_len: MaxModelLen = None,
     kv_tokens: KvTokens = None,
     prefix_tokens: PrefixTokens = None,
-    default_max_tokens: Annotated[int, typer.Option(help="Answer length where a client names none.")] = 1024,
+    default_max_tokens: Annotated[
+        int, typer.Option(help="Answer length of chats that name none; text completions get 16.")
+    ] = 1024,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
     cors: Annotated[list[str] | None, typer.Option(help="Origin of web pages that may call; may be repeated.")] = None,

@@ -50,7 +50,7 @@ def section(title: str) -> str:
 
 
 def flags_of(command: str) -> set[str]:
-    return {"--help", *(name for option in COMMANDS[command].params for name in option.opts)}
+    return {"--help", *(name for option in COMMANDS[command].params for name in (*option.opts, *option.secondary_opts))}
 
 
 def anchors(page: Path) -> set[str]:

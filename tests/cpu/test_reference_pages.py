@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from docs import generate
+from draftwood.drafters.ngram import Options
+from draftwood.drafters.options import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +31,16 @@ def test_every_command_and_family_is_there(pages: dict[Path, str]) -> None:
     assert "\n## generate\n" in pages[generate.REFERENCE / "commands.md"]
     assert "`LlamaForCausalLM` | lean, universal" in pages[generate.REFERENCE / "support.md"]
     assert "DRAFTWOOD_HOME" in pages[generate.REFERENCE / "settings.md"]
+
+
+def test_switches_that_are_on_show_how_to_switch_them_off(pages: dict[Path, str]) -> None:
+    assert "`--no-autocast`" in pages[generate.REFERENCE / "commands.md"]
+
+
+def test_settings_of_ngram_exist_and_are_explained(pages: dict[Path, str]) -> None:
+    parse(Options, *generate.NGRAM.split(":"))
+    assert set(generate.comments(Options)) == {field.name for field in fields(Options)}
+    assert all(generate.comments(Options).values())
 
 
 def test_no_page_of_these_folders_is_written_by_hand(pages: dict[Path, str]) -> None:
