@@ -28,7 +28,7 @@ class BeamTree:
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.depths.append(self.depths[parent] + 1)
-                self.mass.append(self.mass[parent] * min(p, 1.0))
+                self.mass.append(self.mass[parent] * max(0.0, min(p, 1.0)))  # NaN is dead
         heaviest = np.argsort(-np.array(self.mass[first:]), kind="stable")[:beam]
         return [first + int(node) for node in np.sort(heaviest)]
 

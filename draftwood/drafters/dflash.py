@@ -43,12 +43,28 @@ class DFlashState:
 
     def __init__(self, kv: Tensor, pending: Tensor) -> None:
         self._take(kv)
-        self.pending = pending  # [PENDING, taps * hidden]
+        self.pending = pending  # [at most PENDING, taps * hidden]
         self.projected = 0
         self.waiting = 0
 
     def __len__(self) -> int:
         return self.projected + self.waiting
+
+    def __deepcopy__(self, memo: object) -> DFlashState:
+        """With no room to spare: copies are made of texts that are kept, and get it when they go on."""
+        state = DFlashState(self.kv[:, :, :, : self.projected].clone(), self.pending[: self.waiting].clone())
+        state.projected, state.waiting = self.projected, self.waiting
+        return state
+
+    def wait(self, taps: Tensor) -> None:
+        """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse: no more than PENDING with those before."""
+        end = self.waiting + len(taps)
+        if end > len(self.pending):
+            room = self.pending.new_empty(PENDING, self.pending.shape[1])
+            room[: self.waiting] = self.pending[: self.waiting]
+            self.pending = room
+        self.pending[self.waiting : end] = taps
+        self.waiting = end
 
     def reserve(self, slots: int) -> None:
         """Make room for `slots` tokens, at least doubling if there is none."""
@@ -140,9 +156,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         if len(tokens) > PENDING:
             for chunk in taps.split(PENDING):
                 self._project(state, chunk, len(chunk))
-        else:  # copied: the target may reuse its buffers
-            state.pending[state.waiting : state.waiting + len(tokens)] = taps
-            state.waiting += len(tokens)
+        else:
+            state.wait(taps)
 
     def rewind(self, state: DFlashState, length: int) -> None:
         """Keep the first `length` context tokens."""

@@ -356,6 +356,25 @@ def test_a_copied_state_is_one_of_its_own(dtype: torch.dtype, tmp_path: Path) ->
     np.testing.assert_array_equal(found.logp, expected.logp)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [0, 1, 20, PENDING])
+def test_a_copied_state_takes_no_room_that_it_does_not_need_and_goes_on(length: int, tmp_path: Path) -> None:
+    target = TinyTarget()
+    drafter = DFlashDrafter.load(write(tmp_path, BASE, make_tensors(BASE)), target)
+    state, taps = drafter.open(capacity=999), some_taps(drafter, length + 30)
+    drafter.extend(state, [1] * length, taps[:length])
+    copies = [copy.deepcopy(state)]
+    drafter.draft([Request(state, root=5, width=4)])  # projects what waits
+    copies.append(copy.deepcopy(state))
+    for copied in copies:
+        assert copied.kv.shape[3] + len(copied.pending) == len(copied) == length
+    for going_on in (state, *copies):
+        drafter.extend(going_on, [1] * 30, taps[length:])
+    expected, *found = (drafter.draft([Request(one, root=5, width=4)])[0] for one in (state, *copies))
+    for one in found:
+        np.testing.assert_allclose(one.logp, expected.logp, atol=1e-9)
+
+
 @pytest.mark.parametrize("form", ["nested", "causal everywhere"])
 def test_a_shorter_draft_is_the_beginning_of_the_whole_one(form: str, tmp_path: Path) -> None:
     config = {**BASE, **FORMS[form]}

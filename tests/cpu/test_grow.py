@@ -6,9 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood.drafters.beam import BeamTree
 from draftwood.grow import beam, best_first, chain, grow, grow_reference, joined
 from draftwood.tree import Lattice, Tree
 
@@ -108,6 +110,13 @@ def test_ties_go_by_depth_then_parent_then_rank() -> None:
 def test_nan_is_dead() -> None:
     draft = Lattice(np.array([[1, 2], [3, 4]]), np.array([[-0.5, np.nan], [np.nan, np.nan]], np.float32))
     assert grow(draft, ROOT, 9).tokens.tolist() == [ROOT, 1]
+
+
+def test_nan_is_dead_in_a_tree_that_a_model_grew_level_by_level() -> None:
+    nodes = BeamTree([ROOT])
+    front = nodes.level([0], torch.tensor([[1, 2]]), torch.tensor([[-0.5, torch.nan]]), beam=2)
+    nodes.level(front, torch.tensor([[3, 4], [5, 6]]), torch.tensor([[torch.nan, torch.nan], [-0.1, -0.2]]), beam=2)
+    assert grow(nodes.tree(), ROOT, 9).tokens.tolist() == [ROOT, 1]
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
