@@ -40,8 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache folder for the whole run: the machine is probed once."""
-    return tmp_path_factory.mktemp("home")
+    """One cache folder for the whole run, of all workers: operators are compiled and the machine is probed once."""
+    own = tmp_path_factory.getbasetemp()
+    home = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "home"
+    home.mkdir(exist_ok=True)
+    return home
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,10 @@ MEGABYTE = 1 << 20
 
 
 @contextmanager
-def ray_cluster(home: Path) -> Iterator[None]:
-    """Two CPUs, nothing left behind. `home`: where its processes keep profiles."""
+def ray_cluster() -> Iterator[None]:
+    """Two CPUs, nothing left behind. Its processes share the tests' cache: each would compile the operators anew."""
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DRAFTWOOD_HOME", str(home))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

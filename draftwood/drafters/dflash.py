@@ -57,7 +57,7 @@ class DFlashState:
         return state
 
     def wait(self, taps: Tensor) -> None:
-        """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse: no more than PENDING with those before."""
+        """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse; at most PENDING with those before."""
         end = self.waiting + len(taps)
         if end > len(self.pending):
             room = self.pending.new_empty(PENDING, self.pending.shape[1])

@@ -17,6 +17,7 @@ from draftwood.serve.answer import Choice, Delta, Piece
 from draftwood.serve.tools import Call, Form, Sieve
 
 REPLACED = "\ufffd"  # what bytes that are no text become
+BLANK = "\u2581"  # in front of words in SentencePiece's vocabularies; decoding drops those that a text begins with
 
 
 class Renderer(Protocol):
@@ -158,10 +159,9 @@ def _bytes(token: int, text: str, tokenizer: PreTrainedTokenizerBase) -> list[in
     if REPLACED not in text:
         return list(text.encode())
     piece, known = str(tokenizer.convert_ids_to_tokens(token)), _byte_of()
-    if all(char in known for char in piece):
-        return [known[char] for char in piece]
-    named = re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece)
-    return [int(named[1], 16)] if named else list(text.encode())
+    if named := re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece):
+        return [int(named[1], 16)]
+    return [known[char] for char in piece] if all(char in known for char in piece) else list(text.encode())
 
 
 @cache
@@ -181,4 +181,6 @@ def _spelled(told: Likelihood, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
 
 
 def _spell(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    return str(tokenizer.decode([token]))
+    text, piece = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
+    blanks = len(piece) - len(piece.lstrip(BLANK))
+    return " " * blanks + text.lstrip(" ") if blanks else text

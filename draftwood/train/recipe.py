@@ -142,7 +142,7 @@ def drafter_config(
         **sight_keys(recipe, first),
         "dflash_config": {
             "mask_token_id": mask_token,
-            "target_layer_ids": first.get("target_layer_ids") or read_layers(recipe, target.num_layers),
+            "target_layer_ids": read_layers(recipe, target.num_layers, first.get("target_layer_ids")),
             "objective": recipe.objective,
             "thinking": thinking,
             "markov_rank": recipe.markov_rank,
@@ -186,8 +186,16 @@ def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_layers(recipe: Recipe, layers: int) -> list[int]:
-    """EAGLE-3's are its authors': what enters layers 2, L / 2 and L - 3, where there are so many."""
+def read_layers(recipe: Recipe, layers: int, first: list[int] | None) -> list[int]:
+    """Those of a checkpoint to begin with, which are `first`. EAGLE-3's are its authors': what enters layers 2, L / 2
+    and L - 3, where there are so many."""
+    if first:
+        if recipe.taps not in (Recipe().taps, len(first)):
+            raise BadInput(
+                f"--taps is {recipe.taps}, but --init {recipe.init} reads {len(first)} target layers; leave --taps "
+                "out, or begin from target or random."
+            )
+        return first
     if OBJECTIVES[recipe.objective].form != "eagle3":
         return tap_layers(layers, recipe.taps)
     return [1, layers // 2 - 1, layers - 4] if layers >= 8 else [0, layers // 2, layers - 1]

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from draftwood.accept import Likelihood
 from draftwood.errors import BadInput
 from draftwood.sampling import Sampling
+from draftwood.serve.answer import Delta, Piece
 from draftwood.serve.grammar import Grammars, of_lark, of_regex, of_schema
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
+from draftwood.serve.render import chat_logprobs
 from draftwood.serve.rules import Shaping
 from draftwood.serve.tools import Call, Form, Sieve
 from tests.reference import byte_tokenizer
@@ -107,6 +112,21 @@ def test_a_finished_form_allows_nothing_but_the_end(grammars: Grammars) -> None:
 def test_bad_grammars_are_told(grammars: Grammars, make) -> None:
     with pytest.raises(BadInput, match="cannot be used"):
         grammars.make(make())
+
+
+def test_a_token_of_a_sentencepiece_vocabulary_is_told_with_the_blank_before_it() -> None:
+    pieces = ["<unk>", "\u2581so", "me", "\u2581", "\u2581\u2581x", "<0xC3>"]
+    model = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    made = Tokenizer(model)
+    steps = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence(list(steps))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    told = [Likelihood(-0.5, ((token, -0.5),)) for token in range(1, 6)]
+    delta = Delta("", [Piece("", token, "bonus", 0) for token in range(1, 6)], tuple(told), None, None)
+    found = chat_logprobs([delta], tokenizer)
+    assert [one["token"] for one in found[:-1]] == [" so", "me", " ", "  x"]
+    assert [bytes(one["bytes"]) for one in found] == [b" so", b"me", b" ", b"  x", b"\xc3"]
+    assert found[0]["top_logprobs"][0]["token"] == " so"
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:16", "bastion"])

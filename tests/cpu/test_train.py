@@ -688,6 +688,15 @@ def test_another_recipe_is_not_resumed(single: Target, tmp_path: Path, changed: 
         load_state(tmp_path, trainee, RECIPE, course.origin)
 
 
+def test_a_checkpoint_to_begin_from_decides_what_is_read_and_other_taps_are_refused(single: Target) -> None:
+    first = {"target_layer_ids": [0, 1]}
+    for taps in (2, Recipe().taps):
+        found = drafter_config(replace(RECIPE, taps=taps), single, MASK, first=first)
+        assert found["dflash_config"]["target_layer_ids"] == [0, 1]
+    with pytest.raises(BadInput, match=r"--taps is 3, but --init old/drafter reads 2 target layers"):
+        drafter_config(replace(RECIPE, taps=3, init="old/drafter"), single, MASK, first=first)
+
+
 def test_a_run_may_start_from_a_checkpoint_of_the_same_shape(single: Target, tmp_path: Path) -> None:
     course = make_course(single, tmp_path)
     model = noisy_model(course)

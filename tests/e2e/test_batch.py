@@ -32,7 +32,6 @@ def test_a_run_that_is_killed_goes_on_and_answers_every_line_once(
         pytest.importorskip("ray")
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
     source, out, tiny = tmp_path / "prompts.jsonl", tmp_path / "out", write_tiny(tmp_path / "tiny")
     source.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(LINES)))
     flags = dict(target=tiny, drafter="ngram", dtype="float64", max_new_tokens=TOKENS, max_concurrency=2)

@@ -72,13 +72,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    home = tmp_path_factory.mktemp("home")
-    with ray_cluster(home):
+def cluster(tmp_path_factory: pytest.TempPathFactory, isolated_home: None) -> Iterator[Cluster]:
+    with ray_cluster():
         from ray import cloudpickle, serve
 
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        port, tiny = free_port(), str(write_tiny(home / "tiny"))
+        port, tiny = free_port(), str(write_tiny(tmp_path_factory.mktemp("tiny")))
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         try:
             running = Cluster(f"http://127.0.0.1:{port}", tiny, loaded(tiny))

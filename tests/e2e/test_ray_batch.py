@@ -24,8 +24,8 @@ LINES, TOKENS = 60, 60
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with ray_cluster(tmp_path_factory.mktemp("home")):
+def cluster(isolated_home: None) -> Iterator[None]:
+    with ray_cluster():
         yield
 
 
