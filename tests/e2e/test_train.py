@@ -24,7 +24,7 @@ from draftwood.train.state import state_path
 from tests.reference import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.slow
-STEPS = 240
+STEPS = 120
 LIMIT = 40_000  # bytes of a file on the full disk, less than a state has
 
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, out: str, *, launcher: tuple[str, ...] = (), full: bool = False) -> subprocess.Popen[str]:
-    flags = "--layers 1 --block-size 6 --taps 2 --anchors 6 --batch-size 4 --holdout 0.1 --eval-every 60 --lr 3e-3"
+    flags = "--layers 1 --block-size 6 --taps 2 --anchors 6 --batch-size 4 --holdout 0.1 --eval-every 30 --lr 3e-3"
     flags += f" --dtype float32 --device cpu --no-autocast --save-minutes 0.01 --steps {STEPS}"
     paths = ["--target", folder / "target", "--data", folder / "texts", "--out", folder / out]
     return subprocess.Popen(
