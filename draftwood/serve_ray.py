@@ -39,6 +39,7 @@ ROUTER: Any = "ray.serve.experimental.consistent_hash_router.ConsistentHashRoute
 SESSION, REPLICA = "x-session-id", b"x-draftwood-replica"  # headers: of requests, of answers
 BEGINNING = 1024  # characters of a prompt that name it
 AHEAD = 2  # requests that a replica takes for each seat; the next one goes elsewhere
+UPSCALE_S = 30.0  # that a queue must be too long before another replica starts: Ray's own default
 METRICS_S = 10.0  # that replicas have to tell them
 ATTEMPTS = 4  # replicas that may die under one request
 DIED = Refused(503, "No replica could finish this answer; ask again.", "replica_died", retry_s=1)
@@ -209,7 +210,7 @@ def application(load: Callable[[], Any], options: Options, scale: Scale) -> serv
     )
     size: dict[str, Any] = dict(num_replicas=scale.replicas)
     if scale.most is not None:
-        target = dict(target_ongoing_requests=options.max_concurrency)
+        target: dict[str, Any] = dict(target_ongoing_requests=options.max_concurrency, upscale_delay_s=UPSCALE_S)
         size = dict(autoscaling_config=dict(min_replicas=scale.replicas, max_replicas=scale.most, **target))
     replica = serve.deployment(
         name="Replica",

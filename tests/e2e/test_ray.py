@@ -259,12 +259,13 @@ def test_an_update_drops_no_request_and_a_dead_engine_is_replaced(cluster: Clust
         assert ask(client, turn("die"), 30)[0] == cluster.alone(turn("die"), 30)
 
 
-def test_replicas_follow_the_queue(cluster: Cluster) -> None:
-    """By what a user calls: `build_app`, with the server's own settings."""
+def test_replicas_follow_the_queue(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what a user calls: `build_app`, with the server's own settings, but less patience with a long queue."""
     from ray import serve
 
     from draftwood.serve_ray import build_app
 
+    monkeypatch.setattr("draftwood.serve_ray.UPSCALE_S", 2.0)
     app = build_app(
         cluster.tiny, "ngram", "autoregressive", num_replicas=1, max_replicas=2, num_cpus=0.4, dtype="float64",
         device="cpu", name="tiny", max_concurrency=1,
