@@ -96,7 +96,7 @@ def test_rows_together_write_what_each_writes_alone(
         rows._own = own
         if not own:  # what is interpreted cannot be replayed
             rows._graphs = ReplayedGraphs(target.device)
-    new = 10 if own else 24  # an interpreted step takes a tenth of a second; ten reach into another page and bucket
+    new = 10 if own else 24  # interpreted steps are slow; ten reach into another page and bucket
     together = written(rows, 3, jobs, new)
     assert together == written(PlainRows(target, 1, 100), 1, jobs, new) and len(together) == len(jobs)
     greedy = jobs[0]
