@@ -26,6 +26,7 @@ from draftwood.packing import kind
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 from draftwood.store import read_json
+from draftwood.threads import advice
 
 FEATURES = {  # feature: the modules it needs, and how to get them
     "reading the embedded model's GGUF": (("gguf", "accelerate"), "pip install 'draftwood[embedded]'"),
@@ -55,6 +56,7 @@ class Report:
     reason: str
     attention: dict[str, str | None]  # backends in order up to the chosen one: why it declines, None for that one
     operators: str  # whether the lean path's CPU operators are compiled, or why not
+    threads: str | None  # how many steps have on a CPU, and whether fewer would be quicker just now
     machine: Machine
     needs: Needs | None  # None: the default model is not here yet and no other was named
     latency: dict[str, dict[str, list[float]]]  # learned profile: part of a round -> median and p90 relative error
@@ -87,6 +89,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
         reason=precision.reason,
         attention=attention_backends(name, place, precision.dtype),
         operators=operators_state(place, precision.dtype),
+        threads=advice(precision.dtype) if place.type == "cpu" else None,
         machine=machine,
         needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
         latency=latency_errors(here.profiles),
@@ -191,6 +194,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
         ("dtype", f"{report.dtype}: {report.reason}"),
         ("attention", attention_line(report.attention)),
         ("operators", report.operators),
+        *([("threads", report.threads)] if report.threads else []),
         ("bandwidth", f"{here.bandwidth / 1e9:.1f} GB/s"),
         ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
         ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),

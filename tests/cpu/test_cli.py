@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from draftwood import assemble, cli, cli_show, doctor, embedded, offline, precision
+from draftwood import assemble, cli, cli_show, doctor, embedded, offline, precision, threads
 from draftwood.bench.stats import PLAIN, TRANSFORMERS
 from draftwood.demo import POLICIES, Lane, race, run_demo, show_race
 from draftwood.errors import BadInput, BadModel
@@ -337,6 +338,29 @@ def test_doctor_says_which_attention_runs_and_why(run: Run, folder: Path) -> Non
     assert triton[0] == "triton" and "CUDA" in triton[1] and cascade[0] == "cascade" and sdpa == ("sdpa", None)
     assert doctor.attention_line(dict([triton, sdpa])) == f"sdpa (triton: {triton[1]})"
     assert doctor.attention_line({"triton": None}) == "triton"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ({8: 1.0, 4: 0.9, 1: 4.0}, "^8$"),
+        ({8: 2.6, 4: 1.0, 1: 1.5}, "^8, but steps are 2.6 times as quick with 4: .* set OMP_NUM_THREADS=4 "),
+        ({1: 1.0}, "^1$"),
+    ],
+)
+def test_doctor_says_when_fewer_threads_would_be_quicker(seconds: dict[int, float], said: str) -> None:
+    assert re.search(said, threads.told(seconds))
+
+
+def test_doctor_leaves_as_many_threads_as_there_were(run: Run, folder: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert set(threads.measure(torch.float32)) == {3, 2, 1} and torch.get_num_threads() == 3
+        _, out, _ = run("doctor", "--device", "cpu", "--target", folder, "--json")
+        assert json.loads(out)["threads"].startswith("3")
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""How many threads a step is quickest with: threads wait for each other, and long where others use their cores."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from draftwood.packing import linear
+from draftwood.precision import MATRICES, ROWS, SIDE
+
+TURNS, TURN_S = 4, 0.1  # each number of threads has so many turns of so many seconds
+GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
+
+
+def advice(dtype: torch.dtype) -> str:
+    """How many threads steps have on this CPU, and how many would be quicker just now. A second or two."""
+    return told(measure(dtype))
+
+
+@torch.inference_mode()
+def measure(dtype: torch.dtype) -> dict[int, float]:
+    """Number of threads -> seconds of a step's products: as many as steps have, half of them, and one.
+
+    Means, not the best: what others take is what is looked for.
+    """
+    usual = torch.get_num_threads()
+    layers, x = (
+        [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)],
+        torch.ones(ROWS, SIDE, dtype=dtype),
+    )
+    spent = {threads: [0.0, 0] for threads in (usual, (usual + 1) // 2, 1)}
+    try:
+        for _ in range(TURNS):
+            for threads, so_far in spent.items():
+                torch.set_num_threads(threads)
+                start = time.perf_counter()
+                while (seconds := time.perf_counter() - start) < TURN_S:
+                    for layer in layers:
+                        layer(x)
+                    so_far[1] += 1
+                so_far[0] += seconds
+    finally:
+        torch.set_num_threads(usual)
+    return {threads: seconds / steps for threads, (seconds, steps) in spent.items()}
+
+
+def told(seconds: dict[int, float]) -> str:
+    """A sentence about what was measured."""
+    usual, best = max(seconds), min(seconds, key=seconds.__getitem__)
+    gain = seconds[usual] / seconds[best]
+    if gain < GAIN:
+        return f"{usual}"
+    return (
+        f"{usual}, but steps are {gain:.1f} times as quick with {best}: other programs use the cores, and threads "
+        f"wait for each other; stop them, or set OMP_NUM_THREADS={best} for as long as they run"
+    )
