@@ -24,6 +24,7 @@ from draftwood.sampling import Rule, Sampler, Sampling
 from draftwood.target import Target
 
 BACKENDS = ("auto", "host", "device")
+MOST_KINDS = 64  # of policy and temperature whose acceptance is learned apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,15 @@ class Engine:
 
     def acceptance(self, policy: str, temperature: float) -> AcceptanceModel:
         """What texts have taught so far of the trees of a policy, at a temperature and those like it."""
-        return self._acceptance.setdefault((policy, temperature_bucket(temperature)), AcceptanceModel())
+        kind, known = (policy, temperature_bucket(temperature)), list(self._acceptance)
+        if kind not in known and len(known) >= MOST_KINDS:  # clients may name policies, and one may count up
+            others = (old for old in known if old[0] != self.policy.name)
+            self._acceptance.pop(next(others, kind), None)
+        return self._acceptance.setdefault(kind, AcceptanceModel())
 
     def experience(self) -> list[list[object]]:
         """What texts have taught of acceptance, for `recall` in a later process with the same target and drafter."""
-        models = ((*kind, model.to_json()) for kind, model in self._acceptance.items())
+        models = ((*kind, model.to_json()) for kind, model in list(self._acceptance.items()))
         return [[policy, kind, known] for policy, kind, known in models if known]
 
     def recall(self, experience: Any) -> None:
@@ -159,8 +164,6 @@ class Engine:
         """Raise BadInput for a request that cannot be served."""
         if not prompt:
             raise BadInput("The prompt is empty; give at least one token of text.")
-        if max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens is {max_new_tokens}; it must be 1 or more.")
         known = self.target.vocab_size
         strange = next((token for token in (min(prompt), max(prompt)) if not 0 <= token < known), None)
         if strange is not None:
@@ -174,6 +177,8 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens, but {self.target.name} has a context window of {limit}; "
                 "shorten the prompt or name a target with a longer window."
             )
+        if max_new_tokens < 1:
+            raise BadInput(f"max_new_tokens is {max_new_tokens}; it must be 1 or more.")
 
     def latency_of(self, requests: int) -> LatencyModel:
         """What is known of rounds of so many requests; sizes above 4 share a model with the next power of two."""

@@ -32,6 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 from draftwood.config import deployed
 from draftwood.errors import BadInput, nearest
 from draftwood.serve.failure import Refused
+from draftwood.serve.guard import Gate, Gone
 from draftwood.serve.metrics import together
 from draftwood.serve.options import Options
 
@@ -113,11 +114,16 @@ class Replica:
 class Door:
     """Takes requests in, names their conversation, and hands on what a replica answers."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: DeploymentHandle, options: Options) -> None:
+        self._replicas, self._gate = replicas, Gate(options.api_key, options.max_body_bytes)
 
     async def __call__(self, request: Request) -> Response:
-        body = await request.body()
+        try:  # nobody's gigabytes are read, or sent to a replica, to be refused there
+            body = await self._gate.body(request.scope, request.receive)
+        except Refused as why:
+            return why.response()
+        except Gone:
+            return Response(status_code=499)
         scope = {key: request.scope[key] for key in SCOPE}
         if scope["path"].removeprefix(scope["root_path"]) == "/metrics" and (told := await self._metrics(scope)):
             return told
@@ -216,7 +222,7 @@ def application(load: Callable[[], Any], options: Options, scale: Scale) -> serv
         name="Replica",
         ray_actor_options=dict(num_cpus=scale.cpus, num_gpus=scale.gpus),
         max_ongoing_requests=AHEAD * options.max_concurrency,
-        max_queued_requests=options.max_waiting,
+        max_queued_requests=max(1, options.max_waiting),
         health_check_period_s=scale.health_s,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         **size,
@@ -229,7 +235,7 @@ def application(load: Callable[[], Any], options: Options, scale: Scale) -> serv
         max_ongoing_requests=1 << 16,
         **patience,
     )(Door)
-    return door.bind(replica.bind(load, options))
+    return door.bind(replica.bind(load, options), options)
 
 
 def build_app(

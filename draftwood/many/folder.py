@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,10 +58,14 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
         raise BadInput(f"--out {path}: another process is writing there; wait for it, or name another.") from None
     try:
         _claim(path, manifest)
-        with (path / RESULTS).open("ab+") as file:
+        file = (path / RESULTS).open("ab+")
+        try:
             folder = Folder(path, file)
             _recover(folder)
             yield folder
+        finally:
+            with suppress(OSError):  # whatever is kept is on the disk; a full one refuses the rest again
+                file.close()
     finally:
         lock.release()
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from draftwood.embedded import embedded_target
@@ -50,7 +51,7 @@ def run_batch(options: BatchOptions) -> Tally:
             if len(folder.done) < survey.lines:
                 with bar(survey.lines, "writing") as update:
                     write = _write_on_cluster if options.ray else _write
-                    write(options, fill, _left(source, fill, folder), _keeping(folder, tally, update))
+                    write(options, fill, _left(source, fill, folder), partial(_keeping, folder, tally, update))
         finally:
             tally.answered, tally.failed = len(folder.done) - folder.failed, folder.failed
             _say(tally)
@@ -79,7 +80,7 @@ def _left(source: Source, fill: Fill, folder: Folder) -> Iterator[Line]:
 
 
 def _keeping(folder: Folder, tally: Tally, update: Callable[[int, str], None]) -> Keep:
-    """Results go to the disk first, then into the bar."""
+    """Results go to the disk first, then into the bar. Seconds count from here."""
     began = time.monotonic()
     update(len(folder.done), "")
 
@@ -91,20 +92,20 @@ def _keeping(folder: Folder, tally: Tally, update: Callable[[int, str], None]) -
     return keep
 
 
-def _write(options: BatchOptions, fill: Fill, lines: Iterator[Line], keep: Keep) -> None:
+def _write(options: BatchOptions, fill: Fill, lines: Iterator[Line], keeping: Callable[[], Keep]) -> None:
     writer = Writer(options.load(), options.serving())
     try:
-        asyncio.run(answer_all(writer, lines, keep))
+        asyncio.run(answer_all(writer, lines, keeping()))
     finally:
         writer.close()
 
 
-def _write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterator[Line], keep: Keep) -> None:
+def _write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterator[Line], keeping: Callable[[], Keep]) -> None:
     try:
         from draftwood.many.cluster import write_on_cluster
     except ImportError as missing:
         raise MissingExtra(f"--ray needs the package {missing.name}; pip install 'draftwood[ray]'.") from None
-    write_on_cluster(options, fill, lines, keep)
+    write_on_cluster(options, fill, lines, keeping())
 
 
 def _say(tally: Tally) -> None:

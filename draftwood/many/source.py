@@ -102,7 +102,8 @@ def _dense(value: Any) -> Any:
     if isinstance(value, dict):
         held = {key: _dense(one) for key, one in value.items() if one is not None}
         return {**held, "body": _json(held["body"])} if isinstance(held.get("body"), str) else held
-    return value
+    # A column of whole numbers in which some are missing comes as floats.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _json(text: str) -> Any:

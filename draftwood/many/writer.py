@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from draftwood.errors import DraftwoodError
+from draftwood.errors import BadModel, DraftwoodError
 from draftwood.llm import LLM
 from draftwood.many.lines import BadLine, Line
 from draftwood.many.outcome import Found, outcome
@@ -18,6 +18,7 @@ from draftwood.serve.service import Service
 
 LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
+PATIENCE = 10  # times that a line is tried whose memory others have
 UNDESERVED = ("internal_error", "out_of_memory")
 
 Keep = Callable[[dict[str, Any]], None]
@@ -45,6 +46,11 @@ class Writer:
             LOG.exception("line %s could not be answered", line.number)
             return MISTAKE
 
+    @property
+    def sick(self) -> str | None:
+        """Why no further line will be answered; None while all is well."""
+        return self._service.scheduler.sick
+
     def close(self) -> None:
         """Give up what is under way."""
         self._service.scheduler.drain(0.0)
@@ -66,10 +72,22 @@ async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
         for line in lines:  # one iterator for all: whoever is free takes the next
             found = await writer.answer(line)
             if undeserved(found):
+                if writer.sick:
+                    raise BadModel(f"{writer.sick} {found} The same command goes on.")
                 again.append(line)
             else:
                 keep(outcome(line.custom_id, found))
 
     await asyncio.gather(*(work() for _ in range(writer.places)))
     for line in again:
-        keep(outcome(line.custom_id, await writer.answer(line)))
+        keep(outcome(line.custom_id, await _patiently(writer, line)))
+
+
+async def _patiently(writer: Writer, line: Line) -> Found:
+    """Memory that others take for a while is waited for. Raises BadModel if it does not come back."""
+    for _ in range(PATIENCE):
+        found = await writer.answer(line)
+        if not (isinstance(found, Refused) and found.code == "out_of_memory"):
+            return found
+        await asyncio.sleep(found.retry_s or 1)
+    raise BadModel(f"{found} The same command goes on.")

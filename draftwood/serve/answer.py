@@ -111,7 +111,7 @@ class Answer:
                 if choice.finish is not None:
                     continue
                 if isinstance(step, Refused):
-                    raise step
+                    raise step.with_traceback(None)  # several may be told of it: none keeps the others' frames
                 delta = choice.push(step)
                 if delta.finish and not choice.job.request.finished:
                     self._scheduler.cancel(choice.job, delta.finish)

@@ -79,7 +79,7 @@ def _writing(service: Service) -> APIRouter:
         return await respond(service, request, asked)
 
     @router.post("/tokenize", responses=REFUSALS)
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
+    def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
         service.check_model(asked.model)
         if asked.messages is not None:
             ids = service.prompts.chat(asked.messages, generate=asked.add_generation_prompt)
@@ -88,7 +88,7 @@ def _writing(service: Service) -> APIRouter:
         return {"count": len(ids), "max_model_len": service.scheduler.max_len, "tokens": ids}
 
     @router.post("/detokenize", responses=REFUSALS)
-    async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
+    def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
         service.check_model(asked.model)
         if any(not 0 <= token < service.llm.target.vocab_size for token in asked.tokens):
             raise Refused(400, "Some of these are not tokens of this model.", None, "tokens")

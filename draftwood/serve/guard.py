@@ -23,23 +23,33 @@ class Gone(Exception):
 
 
 class Guard:
-    """Refuses wrong keys and large bodies before anything is read into them."""
+    """Stands before an application."""
 
     def __init__(self, app: ASGIApp, key: str | None, max_body_bytes: int) -> None:
-        self._app, self._most = app, max_body_bytes
-        self._key = None if key is None else key.encode()
+        self._app, self._gate = app, Gate(key, max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
-            self._check_key(scope)
-            body = await self._read(scope, receive)
+            body = await self._gate.body(scope, receive)
         except Refused as error:
             return await error.response()(scope, receive, send)
         except Gone:
             return None
         await self._app(scope, _replay(body, receive), send)
+
+
+class Gate:
+    """Refuses wrong keys and large bodies before anything is read into them."""
+
+    def __init__(self, key: str | None, max_body_bytes: int) -> None:
+        self._most, self._key = max_body_bytes, None if key is None else key.encode()
+
+    async def body(self, scope: Scope, receive: Receive) -> bytes:
+        """A request's whole body. Raises Refused, or Gone with the client."""
+        self._check_key(scope)
+        return await self._read(scope, receive)
 
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]

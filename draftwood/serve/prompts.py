@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 from draftwood import registry
 from draftwood.batch import Step
 from draftwood.errors import BadInput
 from draftwood.llm import LLM
+from draftwood.policies.base import Policy
 from draftwood.sampling import Sampling
 from draftwood.serve.failure import Refused
 from draftwood.serve.grammar import ANY_OBJECT, Grammars, of_lark, of_regex, of_schema
@@ -24,6 +27,10 @@ from draftwood.serve.protocol import Asked, ChatRequest, CompletionRequest, Mess
 from draftwood.serve.rules import Shaping
 from draftwood.serve.scheduler import Job
 from draftwood.serve.tools import Form
+
+# What of `apply_chat_template` is not the template's: a client must not set it.
+OWN = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents", "kwargs"}
+WIDE = 256  # nodes: a client may name a policy of no more, or of no more than the server's own
 
 MakeJob = Callable[[Callable[[Step | Refused], None]], Job]
 
@@ -44,6 +51,9 @@ class Prompts:
             raise BadInput("This model has no chat template; use /v1/completions.")
         tools = asked.tools if asked is not None and asked.tool_choice != "none" else None
         more = dict(asked.chat_template_kwargs or {}) if asked is not None else {}
+        if taken := OWN & more.keys():
+            message = f"chat_template_kwargs may not name {min(taken)}."
+            raise Refused(400, message, None, "chat_template_kwargs")
         if tools:
             Form.of(self._template)  # refuses a template without tools
             more["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
@@ -113,12 +123,21 @@ class Prompts:
     ) -> Job:
         ends = frozenset(asked.stop_token_ids or ()) | (frozenset() if asked.ignore_eos else self.llm.stop_ids)
         rule = self._rule(len(ids), asked, ends, grammar)
-        policy = registry.policy(asked.policy) if asked.policy else None
+        policy = self._policy(asked.policy)
         new = min(self._most(asked), self.max_len - len(ids))
         request = self.llm.engine.request(ids, new, sampling, ends, rule, policy)
         request.likelihoods = top
         until = time.monotonic() + min(asked.deadline or self.options.deadline_s, self.options.deadline_s)
         return Job(request, tell, until, rule)
+
+    def _policy(self, name: str | None) -> Policy | None:
+        """A client's own, if it leaves room for the others' trees."""
+        policy, most = registry.policy(name) if name else None, max(self.llm.engine.policy.n_max, WIDE)
+        if policy is not None and policy.n_max > most:
+            raise Refused(
+                400, f"{name} verifies up to {policy.n_max} nodes; at most {most} are served.", None, "policy"
+            )
+        return policy
 
     def _rule(self, prompt: int, asked: Asked, ends: frozenset[int], grammar: str | None) -> Shaping | None:
         presence, frequency = asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0
@@ -130,8 +149,9 @@ class Prompts:
         return Shaping(prompt, bias, presence, frequency, asked.min_tokens, known, made)
 
     def _token(self, key: str) -> int:
-        if not (key.isascii() and key.isdigit() and int(key[:10]) < self.llm.target.vocab_size):
-            raise Refused(400, f"logit_bias has the key {key!r}; expected token ids.", None, "logit_bias")
+        known = key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < self.llm.target.vocab_size
+        if not known:
+            raise Refused(400, f"logit_bias has the key {key[:99]!r}; expected token ids.", None, "logit_bias")
         return int(key)
 
     def _most(self, asked: Asked) -> int:

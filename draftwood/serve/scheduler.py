@@ -28,6 +28,7 @@ LOG = logging.getLogger("draftwood.serve")
 SAMPLE = 1024  # tokens over which a drafter's memory is averaged
 LONGEST_RETRY_S = 60
 FAILURES = 5  # rounds in a row, after which no other outcome is expected
+REMEMBER_S = 300.0  # that what was learned may be lost, if the server is idle at times
 STALLED_S = 300.0  # no round takes as long
 GIVEN_UP = "abandoned"
 MISTAKE = Refused(500, "The server made a mistake; its log says more.", "internal_error")
@@ -66,6 +67,7 @@ class Scheduler:
         self._mean_s = 1.0  # that a job takes
         self._stopped = False
         self._failures = 0  # rounds in a row
+        self._remembered = time.monotonic()  # when what was learned was written last
         self._turned = time.monotonic()  # when the worker was last between two rounds
         self._thread = threading.Thread(target=self._work, name="draftwood-rounds", daemon=True)
 
@@ -157,6 +159,9 @@ class Scheduler:
                 self._changed.wait_for(lambda: self._waiting or self._running or self._stopped)
                 if self._stopped:
                     return
+            if not self._running and time.monotonic() - self._remembered > REMEMBER_S:  # a kill then loses little
+                self.engine.remember()
+                self._remembered = time.monotonic()
             self._turned = time.monotonic()
             try:
                 self._turn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import signal
@@ -15,10 +16,11 @@ from filelock import FileLock
 
 from draftwood import assemble
 from draftwood.batch import Batch
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, BadModel
 from draftwood.latency import Machine
 from draftwood.llm import LLM, load
 from draftwood.many import run as run_module
+from draftwood.many import writer
 from draftwood.many.folder import LOCK, MANIFEST, RESULTS, Folder
 from draftwood.many.lines import Fill, parse
 from draftwood.many.options import BatchOptions
@@ -188,6 +190,59 @@ def test_a_line_that_breaks_rounds_fails_alone(options: BatchOptions, monkeypatc
     assert results(options.out)["line-5"]["response"]["status_code"] == 500
 
 
+def test_lines_wait_for_an_engine_that_is_broken(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def round(self: Batch) -> Any:
+        raise RuntimeError("the device is gone")
+
+    write(options.source, [{"prompt": f"prompt {i}"} for i in range(40)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "round", round)
+        with pytest.raises(BadModel, match=r"rounds have failed.*The same command goes on"):
+            run_batch(options)
+    assert not results(options.out)
+    write(options.source, [{"prompt": f"prompt {i}"} for i in range(3)])
+    assert run_batch(options).answered == 3
+
+
+def test_lines_wait_for_memory_that_others_have(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    join, tries = Batch.join, itertools.count()
+
+    def full(self: Batch, *joining: Any) -> None:
+        if next(tries) < 15:
+            raise BadInput("no memory")
+        join(self, *joining)
+
+    async def at_once(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(writer.asyncio, "sleep", at_once)
+    monkeypatch.setattr(Batch, "join", full)
+    assert run_batch(options).answered == 12
+    tries = itertools.repeat(0)  # type: ignore[assignment]
+    with pytest.raises(BadModel, match="The same command goes on"):
+        run_batch(replace(options, out=options.out / "again"))
+
+
+class Full(io.BufferedRandom):
+    """A file on a disk without room: what is in its buffer cannot be written, when it is closed either."""
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+    close = flush
+
+
+def test_a_full_disk_is_one_sentence(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r", **how: Any) -> Any:
+        return Full(io.FileIO(path, "a+")) if mode == "ab+" else opened(path, mode, **how)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(BadInput, match=r"results cannot be written .No space left on device"):
+        run_batch(options)
+
+
 def test_an_interrupted_run_goes_on(
     options: BatchOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,8 +283,10 @@ def test_parquet(options: BatchOptions, llm: LLM, tmp_path: Path) -> None:
     rows = [
         {"custom_id": "a", "messages": [{"role": "user", "content": "hello", "name": None}], "max_tokens": None},
         {"custom_id": "b", "messages": [{"role": "user", "content": "you", "name": "Ada"}], "max_tokens": 3},
-        {"custom_id": "c", "messages": [{"role": "user", "content": "you", "name": "Ada"}], "max_tokens": 1 << 60},
+        {"custom_id": "c", "messages": [{"role": "user", "content": "you", "name": "Ada"}], "max_tokens": 1 << 50},
     ]
+    for row in rows:  # as a data frame keeps whole numbers of which some are missing
+        row["max_tokens"] = None if row["max_tokens"] is None else float(row["max_tokens"])
     path = tmp_path / "prompts.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     run_batch(replace(options, source=path))

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
+from draftwood import engine as engine_module
 from draftwood.batch import Batch
 from draftwood.config import deployed
 from draftwood.errors import BadInput
@@ -117,6 +118,44 @@ def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) ->
     assert ask(dead) == "shutting_down", "nobody waits in vain"
     dead.scheduler._thread.join()
     assert "died" in str(dead.scheduler.sick)
+
+
+def test_a_policy_that_clients_make_up_is_not_remembered_for_ever() -> None:
+    engine = tiny_llm().engine
+    usual = engine.acceptance(engine.policy.name, 0.0)
+    for nodes in range(200):
+        assert engine.acceptance(f"ddtree:{nodes}", 0.0) is engine.acceptance(f"ddtree:{nodes}", 0.0)
+    assert len(engine._acceptance) == engine_module.MOST_KINDS and engine.acceptance(engine.policy.name, 0.0) is usual
+
+
+def test_what_was_learned_is_kept_while_a_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ChatRequest(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
+    llm, kept = tiny_llm(), []
+    llm.engine.remember = lambda: kept.append(True)
+    monkeypatch.setattr(scheduler_module, "REMEMBER_S", 0.0)
+    made = Service(llm, Options(name="tiny"))
+    made.scheduler.start()
+
+    async def answer() -> None:
+        await (await made.begin(asked)).whole()
+
+    asyncio.run(answer())
+    asyncio.run(answer())
+    assert kept
+    made.scheduler.drain(0)
+
+
+def test_the_door_reads_no_more_than_a_server_takes() -> None:
+    async def answer(key: bytes, size: int) -> int:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": bytes(size), "more_body": True}
+
+        headers = [(b"authorization", b"Bearer " + key)]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "root_path": ""}
+        door = serve_ray.Door(None, Options(name="tiny", api_key="mine", max_body_bytes=999))  # type: ignore[arg-type]
+        return (await door(Request(scope, receive))).status_code
+
+    assert [asyncio.run(answer(*given)) for given in ((b"mine", 400), (b"other", 1))] == [413, 401]
 
 
 def test_metrics_of_several_servers_are_told_apart() -> None:
