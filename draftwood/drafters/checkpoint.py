@@ -43,11 +43,10 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
             return EMBEDDED_DRAFTER
         wanted = ["config.json", "*.safetensors", INDEX, DRAFT_TOKENS, *(["*.bin"] if pickles else [])]
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # every error of the Hub is one of the two; so is an impossible name
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except BadModel:
+        raise
+    except Exception as error:  # of the Hub, of the network, of whatever library brings them; or an impossible name
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadModel(
             f"No drafter '{name}' was found: it is neither a folder here nor could it be fetched from the "
             f"Hugging Face Hub ({reason}). Check the name or give a folder."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,14 @@ def data_lines(course: Course) -> list[str]:
     ]
 
 
+def outdated(page: Path, steps: int) -> bool:
+    """Whether there is no card, or one of a run that had not ended: what ends a run saves the drafter first."""
+    if not page.exists():
+        return True
+    told = re.search(rf"(\d+) of {steps} steps", page.read_text(encoding="utf-8"))
+    return told is not None and int(told[1]) < steps
+
+
 def hours(out: Path) -> float:
     """Of steps alone, without evaluations and pauses."""
     return sum(line["seconds"] for line in read_log(out) if "seconds" in line) / 3600
@@ -106,7 +115,6 @@ def hardware(facts: dict[str, Any]) -> str:
 def push(out: Path, repository: str) -> str:
     """Upload the drafter, without the state of its training. Raises BadInput if the Hub does not take it."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         api = HfApi()
@@ -114,8 +122,8 @@ def push(out: Path, repository: str) -> str:
         api.upload_folder(
             repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED), delete_patterns=list(OURS)
         )
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # of the Hub, of the network, of whatever library brings them
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(
             f"--push-to-hub {repository}: the Hub did not take it ({reason}); the drafter is whole in {out}, log in "
             "with `hf auth login` and upload it from there."

@@ -5,6 +5,7 @@ A folder holds `data.json` (what the texts are and whose) and `shard-00000.parqu
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from draftwood.errors import BadInput
-from draftwood.store import read_json, write_json
 from draftwood.target import Target
+from draftwood.train.files import write_text
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.start import plain_weight
 from draftwood.universal import decoder_layers
@@ -42,6 +43,11 @@ class Identity:
     def of(cls, target: Target) -> Identity:
         mark = fingerprint(target.model)
         return cls(target.name, target.vocab_size, target.hidden_size, target.num_layers, mark)
+
+    def told_beside(self, other: Identity) -> str:
+        """The name, and what sets it apart from another target if that is of the same shape."""
+        same = {**asdict(self), "name": "", "fingerprint": ""} == {**asdict(other), "name": "", "fingerprint": ""}
+        return f"{self.name} with other weights, or in another --dtype" if same else self.name
 
     def same_as(self, other: Identity) -> bool:
         """Names do not count: a folder and the Hub may hold the same model."""
@@ -72,9 +78,10 @@ class Manifest:
     target: Identity
     thinking: str  # default, on or off
     recipe: dict[str, Any]  # the flags that shaped it
+    prompts: str = ""  # their digest; empty if unknown
 
     def save(self, folder: Path) -> None:
-        write_json(folder / MANIFEST, {"format": FORMAT, **asdict(self)})
+        write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
@@ -82,12 +89,14 @@ class Manifest:
         path = folder / MANIFEST
         if not path.exists():
             return None
-        found = read_json(path)
         try:
+            found = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise KeyError
-            return cls(Identity(**found["target"]), found["thinking"], found["recipe"])
-        except (TypeError, KeyError):
+            return cls(Identity(**found["target"]), found["thinking"], found["recipe"], found.get("prompts", ""))
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror or error}).") from None
+        except (TypeError, KeyError, ValueError):
             raise BadInput(f"{path} is damaged or of another version; make the data again.") from None
 
 
@@ -114,8 +123,8 @@ def check_manifest(folder: Path, target: Target) -> None:
     ours = Identity.of(target)
     if not manifest.target.same_as(ours):
         raise BadInput(
-            f"--data {folder} was written by {manifest.target.name}, not by {ours.name}: a drafter learns its own "
-            "target's texts; make data with this target."
+            f"--data {folder} was written by {manifest.target.told_beside(ours)}, not by {ours.name}: a drafter learns "
+            "its own target's texts; make data with this target."
         )
 
 

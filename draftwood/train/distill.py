@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from draftwood.bench.environment import memory_bytes
@@ -17,10 +20,10 @@ from draftwood.embedded import embedded_target
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.memory import free_bytes
-from draftwood.store import read_json, write_json
+from draftwood.store import read_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest
-from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable
+from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.jobs import Job, Jobs, make_jobs
 from draftwood.train.rows import open_rows
 from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
@@ -74,6 +77,7 @@ class Shards:
     done: set[int] = field(default_factory=set)  # numbers of jobs
     tokens: int = 0  # of answers
     doubles: int = 0
+    barren: int = 0  # doubles since the last new text
     _seen: set[bytes] = field(default_factory=set)
     _waiting: list[Text] = field(default_factory=list)
     _number: int = 0
@@ -91,12 +95,18 @@ class Shards:
 
     def add(self, text: Text) -> None:
         """Keep a text unless it is there already."""
-        if text.tokens.tobytes() in self._seen:
+        if mark_of(text) in self._seen:
             self.doubles += 1
+            self.barren += 1
             self.done.add(text.job)
             return
+        self.barren = 0
         self._count(text)
         self._waiting.append(text)
+
+    @property
+    def texts(self) -> int:
+        return len(self._seen)
 
     @property
     def due(self) -> bool:
@@ -109,7 +119,7 @@ class Shards:
             write_shard(self.folder, self._number, self._waiting)
             self._number += 1
             self._waiting = []
-        write_json(self.folder / UNDER_WAY, {"jobs": [asdict(job) for job in unfinished]})
+        write_text(self.folder / UNDER_WAY, json.dumps({"jobs": [asdict(job) for job in unfinished]}))
         self._flushed = time.monotonic()
 
     def unfinished(self) -> list[Job]:
@@ -124,9 +134,14 @@ class Shards:
         return [job for job in jobs if job.number not in self.done]
 
     def _count(self, text: Text) -> None:
-        self._seen.add(text.tokens.tobytes())
+        self._seen.add(mark_of(text))
         self.done.add(text.job)
         self.tokens += len(text.tokens) - text.prompt
+
+
+def mark_of(text: Text) -> bytes:
+    """By which a text is known again, in 16 bytes."""
+    return hashlib.blake2b(text.tokens.tobytes(), digest_size=16).digest()
 
 
 def run_distill(options: DistillOptions) -> bool:
@@ -140,7 +155,9 @@ def run_distill(options: DistillOptions) -> bool:
     tokenizer = load_tokenizer(name)
     jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
     target = load_target(name, options.dtype, options.device)
-    manifest = claim(options, Identity.of(target))
+    if target.device.type == "cuda":
+        torch.cuda.set_device(target.device)  # whose streams graphs and events belong to
+    manifest = claim(options, Identity.of(target), jobs.digest)
     check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
     shards = Shards.open(options.out)
     notes = Console(stderr=True, highlight=False)
@@ -161,7 +178,7 @@ def run_distill(options: DistillOptions) -> bool:
             now = shards.tokens + writing.under_way
             update(min(now, options.tokens), f"{(now - before) / (time.monotonic() - began):.0f} tokens/s")
         shards.flush(writing.unfinished())
-    notes.print(closing(options, shards), soft_wrap=True)
+    notes.print(closing(options, shards, jobs), soft_wrap=True)
     return not stop()
 
 
@@ -184,7 +201,7 @@ def open_writing(
     turns = Turns([])
 
     def admit() -> bool:  # what is under way is finished, not dropped: that would favour short answers
-        return shards.tokens + turns.under_way < options.tokens
+        return shards.tokens + turns.under_way < options.tokens and shards.barren < jobs.patience
 
     parts = GPU_TURNS if target.device.type == "cuda" and size >= GPU_TURNS else 1
     for part in range(parts):
@@ -209,28 +226,35 @@ def at_once(options: DistillOptions, longest: int, target: Target) -> int:
     return size
 
 
-def claim(options: DistillOptions, target: Identity) -> Manifest:
-    """Whose data the folder is to hold. Raises BadInput if it holds others'."""
-    ours = Manifest(target, options.thinking, options.recipe())
+def claim(options: DistillOptions, target: Identity, prompts: str) -> Manifest:
+    """Whose data the folder is to hold, in answer to which prompts. Raises BadInput if it holds others'."""
+    ours = Manifest(target, options.thinking, options.recipe(), prompts)
     found = Manifest.load(options.out)
     if found is None:
         return ours
     if not found.target.same_as(target):
-        raise BadInput(f"--out {options.out} holds texts of {found.target.name}; name another folder.")
+        theirs = found.target.told_beside(target)
+        raise BadInput(f"--out {options.out} holds texts of {theirs}; name another folder.")
     if (found.thinking, found.recipe) != (ours.thinking, ours.recipe):
         raise BadInput(
             f"--out {options.out} was begun with other flags ({found.recipe}, thinking {found.thinking}); repeat them "
             "to go on, or name another folder."
         )
+    if found.prompts not in ("", prompts):
+        raise BadInput(
+            f"--out {options.out} was begun with other prompts, though their files are called the same; let new ones "
+            "be answered in another folder: train reads several."
+        )
     return found
 
 
-def closing(options: DistillOptions, shards: Shards) -> str:
+def closing(options: DistillOptions, shards: Shards, jobs: Jobs) -> str:
     doubles = f" {shards.doubles} answers were there already and left out." if shards.doubles else ""
-    facts = f"{len(shards.done)} texts with {shards.tokens} answer tokens in {options.out}.{doubles}"
+    facts = f"{shards.texts} texts with {shards.tokens} answer tokens in {options.out}.{doubles}"
     if shards.tokens >= options.tokens:
         return f"{facts} Train on them: draftwood train --data {options.out} --out FOLDER"
+    goes_on = "Nothing new comes of these prompts." if shards.barren >= jobs.patience else "The same command goes on."
     return (
-        f"{facts} The same command goes on. If the prompts ran out, append some to their file, or write to another "
-        "folder, too, with other --prompts or a --temperature above 0: train reads several."
+        f"{facts} {goes_on} If the prompts ran out, write to another folder, too, with other --prompts or a "
+        "--temperature above 0: train reads several."
     )

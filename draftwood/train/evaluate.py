@@ -125,10 +125,12 @@ def run_evaluation(options: EvalOptions) -> dict[str, Any]:
 def measure(llm: LLM, prompts: Sequence[Prompt], options: EvalOptions) -> dict[str, dict[str, Tally]]:
     """Policy and category to tally; `all` holds every category. Only first turns are asked."""
     categories = [ALL, *dict.fromkeys(p.dataset for p in prompts)]
+    asked = [encode(llm, prompt.turns[0], options.thinking) for prompt in prompts]
+    for ids in asked:  # before hours are spent
+        llm.engine.check(ids, options.max_new_tokens)
     tallies = {policy: {category: Tally() for category in categories} for policy in options.policies}
     with bar(len(prompts) * len(options.policies), "measuring") as update:
-        for i, prompt in enumerate(prompts):
-            ids = encode(llm, prompt.turns[0], options.thinking)
+        for i, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
             for j, policy in enumerate(options.policies):
                 update(i * len(options.policies) + j, f"{prompt.id}  {policy}")
                 for step in answer(llm.engine, ids, policy, options, llm.stop_ids):
@@ -143,7 +145,6 @@ def encode(llm: LLM, text: str, thinking: str) -> list[int]:
 
 
 def answer(engine: Engine, ids: list[int], policy: str, options: EvalOptions, stop_ids: frozenset[int]) -> list[Step]:
-    engine.check(ids, options.max_new_tokens)
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     return list(engine.run(ids, options.max_new_tokens, sampling, stop_ids, policy=registry.policy(policy)))
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from draftwood.drafters.lattice import top_k
 from draftwood.plan import Verified
 from draftwood.target import Target
 from draftwood.train.data import Identity
-from draftwood.train.files import GIGABYTE, check_disk, free_bytes
+from draftwood.train.files import GIGABYTE, check_disk, free_bytes, make_folder
 from draftwood.train.loss import Teacher
 from draftwood.train.shards import Text
 from draftwood.tree import Ints, chain_tree
@@ -103,10 +104,14 @@ class CachedReader:
         if self._kept:
             room = sum(sizes[path] for path in self._kept)
             missing = sum(sizes[path] for path in self._kept if not path.exists())
-            check_disk(folder, missing, "--features", "the cache of target features")
-            folder.mkdir(parents=True, exist_ok=True)
             others = {path: size for path, size in cached_files(folder).items() if path not in self._kept}
-            keep_newest(others, limit - room)
+            going = beyond(others, limit - room)
+            freed = sum(others[path] for path in going)
+            check_disk(folder, missing - freed, "--features", "the cache of target features")
+            make_folder(folder, "--features")
+            for path in going:
+                with suppress(OSError):  # another user's: then it stays
+                    path.unlink(missing_ok=True)
 
     def _name(self, text: Text) -> str:
         return hashlib.sha256(self._kind + text.tokens.tobytes()).hexdigest()[:32]
@@ -167,12 +172,9 @@ def cached_files(folder: Path) -> dict[Path, int]:
     return {path: size for _, path, size in sorted(found, reverse=True)}
 
 
-def keep_newest(files: Mapping[Path, int], limit: float) -> None:
-    """Of files with the newest first, leave as many as have at most `limit` bytes together."""
-    for path, size in files.items():
-        limit -= size
-        if limit < 0:
-            path.unlink(missing_ok=True)
+def beyond(files: Mapping[Path, int], limit: float) -> list[Path]:
+    """Of files with the newest first, those that are not among as many as have at most `limit` bytes together."""
+    return [path for path, total in zip(files, accumulate(files.values()), strict=True) if total > limit]
 
 
 def default_limit(folder: Path) -> float:

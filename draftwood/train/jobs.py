@@ -6,6 +6,7 @@ numbers that are missing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ SELF = "self"
 THINKING = ("default", "on", "off")
 MARK = "\x02user-turn\x02"  # stands for what the user says while the template is taken apart
 SELF_TEMPERATURE = 1.0
+BARREN = 256  # answers that were there already do not mean much yet
 SELF_TOKENS = 160  # longest prompt that the target writes for itself
 
 
@@ -84,6 +86,16 @@ class Jobs:
     temperatures: tuple[float, ...]
     template: Template | None  # for prompts of its own; None: there are none
     thinking: str = "default"
+
+    @property
+    def digest(self) -> str:
+        """Of the prompts in their order: behind other ones the numbers mean other jobs."""
+        return hashlib.sha256(repr(self.prompts).encode()).hexdigest()[:16]
+
+    @property
+    def patience(self) -> int:
+        """Answers in a row that were there already, behind which nothing new is to be hoped for: every prompt's."""
+        return max(len(self.prompts) * len(self.temperatures), BARREN)
 
     def __iter__(self) -> Iterator[Job]:
         """Endless while something new can come: at temperature 0 the same prompt gives the same answer."""

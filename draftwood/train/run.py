@@ -17,7 +17,7 @@ from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
 from draftwood.train.blocks import OBJECTIVES
-from draftwood.train.card import card, push
+from draftwood.train.card import card, outdated, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable, usual_length
 from draftwood.train.features import Reader, default_limit, feature_folder
 from draftwood.train.files import GIGABYTE, WEIGHTS, check_disk, make_folder, told_if_unwritable, write_text
@@ -64,15 +64,16 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
-    bars, unwritable = bar(course.steps, "training", fleet.leads), told_if_unwritable("--out", options.out)
-    with stop_flag() as stop, bars as update, unwritable:
-        show = Show(options.out, update, stop)
-        finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
+    with stop_flag() as stop, told_if_unwritable("--out", options.out):
+        with bar(course.steps, "training", fleet.leads) as update:
+            show = Show(options.out, update, stop)
+            finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())
+        if fleet.leads:
+            page = options.out / "README.md"
+            if not ended or outdated(page, course.steps):  # else it may have been edited since
+                write_text(page, card(course, trainee.step))
+            notes.print(save_curves(options.out), soft_wrap=True)
     if fleet.leads:
-        page = options.out / "README.md"
-        if not (ended and page.exists()):  # of a run that had ended before: it may have been edited since
-            write_text(page, card(course, trainee.step))
-        notes.print(save_curves(options.out), soft_wrap=True)
         notes.print(closing(f"{course.form.prefix}{options.out}", trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
             notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
@@ -103,7 +104,13 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     own = inherited_tokens(recipe.init, vocab) if auto and first else None
     kept = frequent_tokens(seen, vocab, recipe.head_tokens) if own is None else np.array(own, np.int64)
     head = Head.of(target, None if kept is None else torch.from_numpy(kept))
-    trimmed = own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
+    published = OBJECTIVES[recipe.objective].form == "eagle3"  # with the head that it is trained with, and no other
+    if published and (target.finishes or head.bias is not None):
+        raise BadInput(
+            f"--objective eagle3: the logits of {target.name} are scaled or capped, or have a bias, and EAGLE-3's "
+            "checkpoints have no place for that; train a dflash drafter."
+        )
+    trimmed = published or own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, options.out, fleet, trimmed)
 
 

@@ -1,6 +1,6 @@
 """Features of many texts read in one forward, and kept in memory: for a GPU, where a text alone is few tokens.
 
-Texts are read in groups that the data alone decide, so that a resumed run sees the same numbers.
+Texts are read in groups that the data and the room decide: a resumed run with as much room sees the same numbers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from draftwood.lean import Lean
 from draftwood.memory import free_bytes
-from draftwood.train.features import CachedReader, Features, Reader, row_bytes
+from draftwood.train.features import TEACHER_NUMBERS, CachedReader, Features, Reader, row_bytes
 from draftwood.train.padded import Padded
 from draftwood.train.shards import Text
 
 TOKENS = 8192  # of a group, unless a text alone has more
 SHARE = 0.65  # of the device's free memory, at most: training needs the rest
+LOGIT_BYTES = 10  # of a token's logits in bf16, in float32, and of their softmax
 SHARE_BESIDE = 0.4  # of the host's: from there a text's features come in less time than a forward's launches take
 
 
@@ -31,8 +32,10 @@ class DeviceReader:
         """`limit` in bytes on the device, `beside` on the host."""
         self._reader, self._texts = reader, texts
         lengths = [len(text.tokens) for text in texts]
-        sizes = np.cumsum([row_bytes(length, reader.width) for length in lengths])
-        here, kept = np.searchsorted(sizes, [limit, limit + beside], side="right").tolist()
+        unpacked = reader.width + reader.teacher * TEACHER_NUMBERS  # ids and probabilities take twice what rows do
+        here = fitting([row_bytes(length, unpacked) for length in lengths], limit)
+        pinned = [1 << (row_bytes(length, reader.width) - 1).bit_length() for length in lengths[here:]]  # so are blocks
+        kept = here + fitting(pinned, beside)
         made = [*groups(lengths, 0, here), *groups(lengths, here, kept)]
         self._group_of = {i: group for group in made for i in group}
         self._here, self._kept, self._beside = here, dict[int, Features](), dict[int, Tensor]()
@@ -64,6 +67,11 @@ class DeviceReader:
 
     def _rows(self, indices: Sequence[int]) -> list[Tensor]:
         return read_together(self._reader, [self._texts[index] for index in indices])
+
+
+def fitting(sizes: Sequence[int], limit: float) -> int:
+    """How many of the first ones have at most `limit` together."""
+    return int(np.searchsorted(np.cumsum(sizes), limit, side="right"))
 
 
 def groups(lengths: Sequence[int], first: int = 0, end: int | None = None) -> list[tuple[int, ...]]:
@@ -98,5 +106,6 @@ def open_features(
     if target.device.type == "cuda" and isinstance(target.path, Lean):
         beside = SHARE_BESIDE * (free_bytes(torch.device("cpu")) or 0) / processes
         free = torch.cuda.mem_get_info(target.device)[0]
+        taken += reader.teacher * TOKENS * target.vocab_size * LOGIT_BYTES  # of a group that is read in between
         return DeviceReader(reader, texts, max(min(SHARE * free, free - taken), 0), beside)
     return CachedReader(reader, texts, folder, limit)

@@ -20,10 +20,11 @@ from draftwood.latency import Machine
 from draftwood.loading import load_target
 from draftwood.target import Target
 from draftwood.train import distill as distill_module
+from draftwood.train import jobs as jobs_module
 from draftwood.train import writing
 from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
-from draftwood.train.evaluate import EvalOptions, Tally, warnings
+from draftwood.train.evaluate import EvalOptions, Tally, run_evaluation, warnings
 from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
@@ -329,6 +330,30 @@ def test_prompts_that_run_out_end_the_run(folder: Path, prompts: Path, tmp_path:
     run_distill(options(folder, tmp_path / "x", prompts, tokens=10**6, temperatures=(0.0,)))
     assert len(all_texts(tmp_path / "x")) <= 4
     assert "ran out" in capsys.readouterr().err
+
+
+def test_prompts_whose_answers_are_all_there_end_the_run(
+    folder: Path, prompts: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "BARREN", 8)
+    run_distill(options(folder, tmp_path / "x", prompts, tokens=10**6, temperatures=(0.0, 1e-4), max_new_tokens=5))
+    texts = len(all_texts(tmp_path / "x"))
+    assert f"{texts} texts" in (said := capsys.readouterr().err) and "Nothing new comes of these prompts" in said
+
+
+def test_other_prompts_in_files_of_the_same_name_do_not_mix(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    run_distill(options(folder, tmp_path / "x", prompts, tokens=40))
+    prompts.write_text(prompts.read_text() + json.dumps({"turns": ["A new one."]}) + "\n")
+    with pytest.raises(BadInput, match=r"begun with other prompts.*another folder"):
+        run_distill(options(folder, tmp_path / "x", prompts, tokens=80))
+    run_distill(options(folder, tmp_path / "y", prompts, tokens=40))
+
+
+def test_a_long_prompt_is_refused_before_any_is_measured(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("Hi.", "x" * 600)))
+    with pytest.raises(BadInput, match="context window"):
+        run_evaluation(EvalOptions("ngram", str(folder), [str(path)], max_new_tokens=8, device="cpu"))
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------

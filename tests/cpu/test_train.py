@@ -35,7 +35,7 @@ from draftwood.target import Target
 from draftwood.train import attention, data, features, loop, loss, optimizers, shards, show, together
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
-from draftwood.train.card import card, push
+from draftwood.train.card import card, outdated, push
 from draftwood.train.data import Identity, Manifest, usual_length
 from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
@@ -343,8 +343,10 @@ def test_texts_read_together_are_each_text_alone(
 ) -> None:
     monkeypatch.setattr(together, "TOKENS", 70)
     reader = Reader(tiny_target(family, "lean", dtype=torch.float32), [0, 1], soft)
-    sizes = [features.row_bytes(len(t.tokens), reader.width) for t in TEXTS]
-    source = DeviceReader(reader, TEXTS, sum(sizes[:kept]), sum(sizes[kept : kept + beside]))
+    unpacked = reader.width + soft * features.TEACHER_NUMBERS
+    here = [features.row_bytes(len(t.tokens), unpacked) for t in TEXTS]
+    pinned = [1 << (features.row_bytes(len(t.tokens), reader.width) - 1).bit_length() for t in TEXTS]
+    source = DeviceReader(reader, TEXTS, sum(here[:kept]), sum(pinned[kept : kept + beside]))
     asked = [6, 2, 0, 5, 2, 1, 4, 3]
     for _ in range(2):
         for i, found in zip(asked, source(asked), strict=True):
@@ -417,6 +419,31 @@ def test_a_full_disk_is_told_before_the_work(single: Target, tmp_path: Path, mon
     monkeypatch.setattr("draftwood.train.files.free_bytes", lambda folder: 100)
     with pytest.raises(BadInput, match="free"):
         CachedReader(Reader(single, [0], False), TEXTS, tmp_path, 1e9)
+
+
+def test_features_of_other_texts_make_room_before_the_disk_is_called_full(
+    single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, room = tmp_path / "other.features", 10**6
+    other.write_bytes(bytes(room))
+    monkeypatch.setattr("draftwood.train.files.free_bytes", lambda folder: 100)
+    CachedReader(Reader(single, [0], False), TEXTS, tmp_path, room)
+    assert not other.exists()
+
+
+def test_a_folder_for_features_that_is_none_is_refused(single: Target, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"--features .*file"):
+        CachedReader(Reader(single, [0], False), TEXTS, tmp_path / "file", 1e9)
+
+
+@pytest.mark.parametrize(
+    ("page", "old"), [(None, True), ("300 of 500 steps", True), ("500 of 500 steps", False), ("Mine.", False)]
+)
+def test_a_card_of_a_run_that_had_not_ended_is_written_anew(page: str | None, old: bool, tmp_path: Path) -> None:
+    if page is not None:
+        (tmp_path / "README.md").write_text(page)
+    assert outdated(tmp_path / "README.md", 500) is old
 
 
 def test_a_run_that_goes_on_needs_no_room_for_what_it_saved(
@@ -897,6 +924,8 @@ def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest
         def create_repo(self, name: str, exist_ok: bool) -> None:
             if name == "nobody/refused":
                 raise OSError("401 Unauthorized\nmore")
+            if name == "nobody/offline":
+                raise RuntimeError  # the network's errors are of whatever library brings them
 
         def upload_folder(self, **what) -> None:
             told.append(what)
@@ -913,6 +942,8 @@ def test_the_hub_gets_the_drafter_and_not_the_state(trained, monkeypatch: pytest
     assert old == ["draft_tokens.json"], "an earlier drafter's would trim this one"
     with pytest.raises(BadInput, match="401 Unauthorized"):
         push(course.out, "nobody/refused")
+    with pytest.raises(BadInput, match="RuntimeError"):
+        push(course.out, "nobody/offline")
 
 
 def test_variable_prefix_tau_counts_behind_the_known_token(single: Target, tmp_path: Path) -> None:
@@ -981,7 +1012,7 @@ def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> No
     with pytest.raises(BadInput, match="distill"):
         data.read_all([tmp_path], single)
     Manifest(Identity.of(tiny_target(seed=5)), "default", {}).save(tmp_path)
-    with pytest.raises(BadInput, match="not by"):
+    with pytest.raises(BadInput, match="with other weights, or in another --dtype, not by"):
         data.read_all([tmp_path], single)
     Manifest(replace(Identity.of(single), name="elsewhere"), "default", {}).save(tmp_path)
     with pytest.raises(BadInput, match="no texts"):
@@ -989,8 +1020,19 @@ def test_data_of_another_target_is_refused(single: Target, tmp_path: Path) -> No
     shards.write_shard(tmp_path, 0, [Text(np.array([1, 2, VOCAB]), 1, 0.0, "x", 0)])
     with pytest.raises(BadInput, match=str(VOCAB)):
         data.read_texts(tmp_path, single)
-    (tmp_path / "data.json").write_text(json.dumps({"format": 1}))
-    with pytest.raises(BadInput, match="damaged"):
+    for damaged in (json.dumps({"format": 1}), "[", "1"):
+        (tmp_path / "data.json").write_text(damaged)
+        with pytest.raises(BadInput, match="damaged"):
+            data.read_all([tmp_path], single)
+
+
+def test_others_may_read_what_was_written(single: Target, tmp_path: Path) -> None:
+    Manifest(Identity.of(single), "default", {}).save(tmp_path)
+    (tmp_path / "like").touch()
+    assert (tmp_path / "data.json").stat().st_mode == (tmp_path / "like").stat().st_mode
+    (tmp_path / "data.json").unlink()
+    (tmp_path / "data.json").mkdir()
+    with pytest.raises(BadInput, match="cannot be read"):
         data.read_all([tmp_path], single)
 
 

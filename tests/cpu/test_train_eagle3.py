@@ -15,12 +15,16 @@ from draftwood.drafters.base import Request
 from draftwood.drafters.eagle3 import Eagle3Drafter
 from draftwood.errors import BadInput
 from draftwood.target import Target
+from draftwood.train import run
 from draftwood.train.blocks import OBJECTIVES, make_blocks
+from draftwood.train.data import Identity, Manifest
 from draftwood.train.eagle3 import start_eagle3
+from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import held_out_tau, lattices
+from draftwood.train.shards import write_shard
 from draftwood.train.show import read_log
 from tests.cpu.test_train import MASK, RECIPE, TEXTS, make_course, make_trainee, run_to_the_end, some_text
-from tests.reference import tiny_target
+from tests.reference import byte_tokenizer, tiny_target
 
 EAGLE = replace(RECIPE, objective="eagle3", block_size=5)
 TOKENS = torch.arange(0, 97, 2)
@@ -90,6 +94,18 @@ def test_it_learns_and_its_tau_is_that_of_the_chain(single: Target, tmp_path: Pa
     assert all(set(tau) == {"dflash"} for tau in taus) and taus[-1]["dflash"] > 1
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
     assert held_out_tau(make_trainee(course).model, single, course.head, [], []) == {}
+
+
+@pytest.mark.parametrize("part", [{"final_logit_softcapping": 30.0}, {"logit_scale": 0.5}])
+def test_a_target_whose_logits_the_checkpoint_cannot_finish_is_refused(
+    part: dict[str, float], single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr(single, "_finishing", (part.get("logit_scale"), 1.0, part.get("final_logit_softcapping")))
+    Manifest(Identity.of(single), "default", {}).save(tmp_path)
+    write_shard(tmp_path, 0, TEXTS)
+    with pytest.raises(BadInput, match=r"eagle3: the logits of .* are scaled or capped"):
+        run.prepare(run.TrainOptions([tmp_path], tmp_path), replace(EAGLE, mask_token=MASK), single, Fleet())
 
 
 def test_it_begins_from_the_target_or_anew(single: Target, tmp_path: Path) -> None:
