@@ -68,6 +68,8 @@ class Trace:
             if header.schema != SCHEMA:
                 raise BadInput(f"{path} is a trace of schema {header.schema}; this version reads schema {SCHEMA}.")
             return cls(header, list(_answers(lines)))
+        except BadInput:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise BadInput(
                 f"{path} is not a trace ({type(error).__name__}: {error}); draftwood bench --trace makes one."

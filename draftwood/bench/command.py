@@ -211,6 +211,8 @@ def simulate(
     numbers = parse_numbers("users", users)
     if min(numbers, default=1) < 1 or (price is not None and price <= 0):
         raise BadInput("--users and --price must be positive.")
+    if not numbers and (context or price is not None):
+        raise BadInput("--context and --price are of many users; give --users, too, such as --users 1,8.")
     from draftwood.bench.capacity import Crowd
     from draftwood.bench.simulation import run_simulation
 

@@ -27,7 +27,7 @@ from draftwood.bench.environment import environment
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
 from draftwood.bench.records import check_writable, write_summary
-from draftwood.bench.stats import PLAIN
+from draftwood.bench.stats import PLAIN, jsonable
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
@@ -93,7 +93,7 @@ def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, An
     loads: list[Load] = []
     for users in options.loads:
         loads += crowd.measure(users, prompts, lambda line: console.print(line, style="dim", highlight=False))
-    facts = {"loads": [asdict(load) for load in loads], "environment": environment()}
+    facts = {"loads": [jsonable(asdict(load)) for load in loads], "environment": environment()}
     if options.out is not None:
         write_summary(options.out, facts)
     console.print(table(loads, methods))
@@ -229,8 +229,8 @@ def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass
         users,
         method,
         tokens_per_s=float(np.median([one.tokens_per_s for one in passes])),
-        user_tokens_per_s=float(np.median(speeds)),
-        slowest_user=min(speeds),
+        user_tokens_per_s=float(np.median(speeds or [float("nan")])),  # no answer may end while it is measured
+        slowest_user=min(speeds, default=float("nan")),
         of_plain=float(np.median([a.tokens_per_s / b.tokens_per_s for a, b in zip(passes, plain, strict=True)])),
         width=float(np.mean([one.width for one in passes])),
     )

@@ -260,6 +260,8 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     done = read_cells(options.out / "grid.jsonl")
     todo = [place for place in places(list(sets), options.full) if place not in {c.place for c in done}]
     llm = load()
+    if llm.drafter is None:
+        raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")

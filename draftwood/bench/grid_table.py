@@ -65,7 +65,10 @@ class Cell:
 
 def read_cells(path: Path) -> list[Cell]:
     try:
-        return [Cell.of_json(json.loads(line)) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):  # cut off while it was written: that cell is measured again
+            path.write_text("".join(lines := lines[:-1]))
+        return [Cell.of_json(json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []
     except (KeyError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from draftwood import probe
 from draftwood.bench.environment import environment, peak_memory
-from draftwood.bench.measure import Settings, Summary, check_policies, label, measure, method_names
+from draftwood.bench.measure import Settings, Summary, check_policies, check_room, label, measure, method_names
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.plots import save_plots
 from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
@@ -48,6 +48,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         target_path=options.target_path,
         width_invariant=options.width_invariant,
     )
+    check_room(llm, prompts, options.max_new_tokens)  # before files of an earlier run are opened
     summary = measured(llm, prompts, options, rivals(llm, options))
     facts = {**summary.to_json(), **circumstances(llm, prompts, options, summary)}
     write_summary(options.out, facts)

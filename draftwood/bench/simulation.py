@@ -224,10 +224,17 @@ def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
     columns = list(zip(*(known[c] for c in contexts), strict=True))
 
     def draft(context: int) -> Work:
-        flops, size, launches = (float(np.interp(context, contexts, column)) for column in columns)
+        flops, size, launches = (linear(context, contexts, column) for column in columns)
         return Work(flops, size, round(launches))
 
     return Footprint(**fact(trace, "footprint")), draft if known else lambda context: Work(0.0, 0.0, 0)
+
+
+def linear(x: float, places: Sequence[int], values: Sequence[float]) -> float:
+    """Between and beyond rising `places`."""
+    if x <= places[-1] or len(places) < 2:
+        return float(np.interp(x, places, values))
+    return values[-1] + (x - places[-1]) * (values[-1] - values[-2]) / (places[-1] - places[-2])
 
 
 def fact(trace: Trace, name: str) -> Any:

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood import registry
+from draftwood import cli, registry
 from draftwood.bench.capacity import Crowd, prices, replay_load
 from draftwood.bench.simulation import run_simulation
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware
 from draftwood.latency import Machine, Work
+from draftwood.ledger import Ledger
 from draftwood.recording import Answer, Header, Trace
 from draftwood.simulate import scripts
 from draftwood.trace import Round
@@ -87,6 +88,28 @@ def test_trees_pay_until_arithmetic_takes_the_time(trace: Trace) -> None:
         rate(trace, policy, 16, slow).tokens_per_s for policy in ("ddtree:4", "bastion", "autoregressive")
     )
     assert fixed < plain and chosen > 0.95 * plain
+
+
+def test_what_is_learned_of_drafting_is_of_the_modelled_machine(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[float] = []
+    enter = Ledger.enter
+
+    def heard(self: Ledger, round: Round, plain_s: float) -> None:
+        spent.append(round.total_s / plain_s)
+        enter(self, round, plain_s)
+
+    monkeypatch.setattr(Ledger, "enter", heard)
+    played = rate(trace, "ddtree:4", 1)
+    assert np.mean(spent[:-1]) == pytest.approx(
+        played.seconds / played.batches / (1 / rate(trace, "autoregressive", 1).tokens_per_s), rel=0.2
+    )
+
+
+def test_users_are_named_where_something_is_asked_of_them() -> None:
+    for flag in ("--context", "--price"):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["simulate", "--trace", "t", flag, "8"])
+        assert end.value.code == 2
 
 
 def test_context_costs(trace: Trace) -> None:

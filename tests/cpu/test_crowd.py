@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -56,6 +57,16 @@ def test_ratios_are_of_neighbours() -> None:
     ours = [Pass(100, 0.5, [20.0, 18.0], 4.0), Pass(100, 1.0, [9.0], 4.0), Pass(100, 0.25, [40.0], 4.0)]
     found = summed(2, "bastion", ours, plain)
     assert found.of_plain == 2 and found.tokens_per_s == 200 and found.slowest_user == 9 and found.width == 4
+
+
+def test_no_answer_need_end_while_the_clock_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = summed(1, "bastion", [Pass(100, 1.0, [], 2.0)], [Pass(100, 1.0, [], 2.0)])
+    assert np.isnan(found.slowest_user) and np.isnan(found.user_tokens_per_s)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"turns": ["word"]}) + "\n")
+    options = CrowdOptions((1,), ("bastion",), [str(file)], turns=1, max_new_tokens=6, repeats=1, out=tmp_path)
+    run_crowd(tiny_llm(), options, Console(quiet=True))
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def test_numbers_that_cannot_be() -> None:

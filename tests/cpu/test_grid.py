@@ -155,6 +155,14 @@ def test_what_an_earlier_process_learned_of_acceptance_is_known_to_ours_alone(ta
     assert not ran[OURS].experience()
 
 
+def test_without_a_drafter_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text(json.dumps({"turns": ["question"]}))
+    options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, 6, 1)
+    llm = SimpleNamespace(drafter=None)
+    with pytest.raises(BadInput, match="name one with --drafter"):
+        run_grid(options, lambda: llm, Console(quiet=True))
+
+
 def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "CONTEXTS", (16, 24, 4096))
     monkeypatch.setattr(grid, "WARM_TOKENS", 4)
@@ -172,6 +180,9 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     assert "3 cells do not fit" in screen.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "out" / "README.md").read_text().startswith("# Never slower?")
     assert all(set(c.tokens_per_s) == {PLAIN, OURS, NEW, *FIXED} for c in found)
-    (tmp_path / "out" / "grid.jsonl").write_text("{}")
+    with (tmp_path / "out" / "grid.jsonl").open("a") as file:
+        file.write('{"place": ')  # as a kill leaves it
+    assert len(go(99)) == 6 and (tmp_path / "out" / "grid.jsonl").read_text().count("\n") == 6
+    (tmp_path / "out" / "grid.jsonl").write_text("{}\n")
     with pytest.raises(BadInput, match="another --out"):
         go(1)

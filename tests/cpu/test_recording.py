@@ -107,9 +107,9 @@ def test_what_is_no_trace_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 def test_another_schema_and_a_missing_or_damaged_file_say_so(tmp_path: Path) -> None:
     recording.start(tmp_path / "new.jsonl", Header("t", "d", schema=99))
-    with pytest.raises(BadInput, match="schema 99"):
+    with pytest.raises(BadInput, match=r"is a trace of schema 99; this version reads schema .\.$"):
         Trace.load(tmp_path / "new.jsonl")
-    with pytest.raises(BadInput, match="no trace"):
+    with pytest.raises(BadInput, match=r"^There is no trace"):
         Trace.load(tmp_path / "none.jsonl")
     (tmp_path / "t.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(BadInput, match="cannot be read"):

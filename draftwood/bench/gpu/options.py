@@ -9,6 +9,7 @@ from draftwood.bench.gpu.shapes import SHAPES, Shape, shape
 from draftwood.errors import BadInput
 
 WIDTHS, CONTEXTS = (1, 4, 8, 16, 32, 64, 128, 256), (128, 1024, 4096, 16384)
+MOST_WIDTHS = 15  # with four graphs each and some more, all of them are kept at once
 QUICK_WIDTHS, QUICK_CONTEXTS, QUICK_MODELS = (1, 16, 64, 256), (1024,), ("SmolLM2-135M", "Qwen3-8B")
 BATCHES, QUICK_BATCHES = 7, 3
 REPEATS, QUICK_REPEATS = 3, 1
@@ -36,6 +37,8 @@ class GpuOptions:
         for name, values, least in (("widths", self.widths, 1), ("contexts", self.contexts, 1)):
             if any(value < least for value in values):
                 raise BadInput(f"--{name} is {','.join(map(str, values))}; expected whole numbers from {least} up.")
+        if len(set(self.widths)) > MOST_WIDTHS:
+            raise BadInput(f"--widths names {len(set(self.widths))}; at most {MOST_WIDTHS} are measured together.")
         if self.new_tokens < 2:
             raise BadInput(f"--new-tokens is {self.new_tokens}; measuring needs at least 2.")
         if self.budget_s is not None and self.out is None:

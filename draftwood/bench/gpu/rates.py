@@ -141,7 +141,8 @@ def from_trace(trace: Trace, name: str) -> Rates:
     pairs = [(r, a) for a in trace.answers for r in a.rounds if isinstance(r.draft, Lattice)]
     if not pairs:
         raise BadInput(
-            f"{name} holds no recorded lattice; record one with draftwood bench --trace and a DFlash drafter."
+            f"{name} holds no recorded lattice; record one with draftwood bench --trace --device cpu and a DFlash "
+            "drafter by itself, without scores of pairs (markov_rank 0)."
         )
     depth = max(len(r.draft.tokens) for r, _ in pairs if isinstance(r.draft, Lattice))
     counts = np.zeros((2, depth, RANKS + 1))  # on the spine and off it; the last rank is a miss
