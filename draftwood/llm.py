@@ -226,12 +226,12 @@ class LLM:
         if raw or self.tokenizer.chat_template is None:
             if not isinstance(prompt, str) or system is not None:
                 raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
-            return list(self.tokenizer(prompt).input_ids)
+            return list(_told(self.tokenizer, prompt).input_ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:
             messages.insert(0, {"role": "system", "content": _readable(system)})
-        encoded: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return list(encoded["input_ids"])
+        template = self.tokenizer.apply_chat_template
+        return list(_told(template, messages, add_generation_prompt=True, return_dict=True)["input_ids"])
 
     def stream(
         self,
@@ -318,6 +318,14 @@ def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
 
 def _policy(policy: str | Policy) -> Policy:
     return registry.policy(policy) if isinstance(policy, str) else policy
+
+
+def _told(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
+    """What a tokenizer or its template makes of a prompt. Raises BadInput for one that it refuses."""
+    try:
+        return encode(*prompt, **options)
+    except Exception as error:  # a template raises whatever its author wrote
+        raise BadInput(f"The tokenizer or its chat template refuses this prompt: {error}") from error
 
 
 def _readable(system: str) -> str:

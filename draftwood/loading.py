@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 
-from draftwood.errors import BadInput, BadModel, check_one_of
+from draftwood.errors import BadInput, BadModel, DraftwoodError, check_one_of
 from draftwood.memory import load_need, part_of, require
 from draftwood.parallel import ALONE, Group
 from draftwood.precision import choose_dtype
 from draftwood.sharded import ShardedTarget, refuse_indivisible
-from draftwood.target import Target, check_path
+from draftwood.target import Target, check_path, refuse_unrewindable
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -51,6 +51,7 @@ def load_target(
     check_path(path)
     config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     if type(config) in AutoModelForCausalLM._model_mapping:  # code of the model's own is not run to count weights
+        refuse_unrewindable(config, name)  # before its parts are counted, which it does not have
         need = part_of(load_need(config, kind, drafter_bytes(kind.itemsize)), config, kind, place, group)
         what, remedy = f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype"
         group.every(lambda: require(need, place, what, remedy))
@@ -64,7 +65,12 @@ def load_target(
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+    try:
+        return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
+    except DraftwoodError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more special
+        raise BadModel(f"The tokenizer of {name} could not be loaded: {error}") from error
 
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from draftwood.cache import kv_widths
 from draftwood.drafters.base import Drafter, Placeable
 from draftwood.errors import BadInput
 from draftwood.parallel import Group
@@ -93,10 +94,7 @@ def target_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
 
 def cache_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
     """Keys and values of `tokens` in all layers."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * head_dim * tokens * dtype.itemsize)
+    return 2 * sum(kv_widths(config.get_text_config())) * tokens * dtype.itemsize
 
 
 def buffer_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:

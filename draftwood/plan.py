@@ -89,6 +89,11 @@ class Visibility(Protocol):
         """Whether a token may see tokens of its segment that come after it. In a tree none does."""
         ...
 
+    @property
+    def static(self) -> bool:
+        """Whether backends get all slots of a cache, the tokens somewhere among them; else the tokens come last."""
+        ...
+
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None: ...
     def sight(self, index: int) -> Sight: ...
 
@@ -98,6 +103,7 @@ class Plan:
     """Positions, slots and masks of one forward over `[sum N]` tokens."""
 
     ahead: ClassVar[bool] = False
+    static: ClassVar[bool] = False
 
     tokens: Tensor  # [sum N]
     positions: Tensor  # [sum N] context length + depth

@@ -15,7 +15,7 @@ import torch
 
 from draftwood.latency import Machine
 from draftwood.packing import kind, linear
-from draftwood.processor import processor
+from draftwood.processor import abilities
 from draftwood.store import cached_file, read_json, write_json
 
 STREAM_BYTES = 256 << 20  # more weights than caches hold
@@ -76,7 +76,7 @@ def machine_name(device: torch.device, dtype: torch.dtype) -> str:
     """Everything that a measurement depends on, in one line."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {dtype}, torch {torch.__version__}"
-    return f"{processor()}, {torch.get_num_threads()} threads, {dtype}, {kind(dtype)}, torch {torch.__version__}"
+    return f"{abilities()}, {torch.get_num_threads()} threads, {dtype}, {kind(dtype)}, torch {torch.__version__}"
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

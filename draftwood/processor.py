@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+ABILITIES = ("flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of x86, and of Arm
 
 
 def processor() -> str:
     """The processor's name."""
+    return dict(_facts()).get("model name") or platform.processor() or platform.machine()
+
+
+def abilities() -> str:
+    """The name, and what the processor can do in eight letters: on Arm all have one name, and hypervisors may show the
+    same one with other abilities."""
+    told = [fact for fact in _facts() if fact[0] in ABILITIES]
+    return f"{processor()} {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+
+
+def _facts() -> list[tuple[str, str]]:
+    """What Linux says of the first processor."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        first = CPUINFO.read_text(encoding="utf-8").split("\n\n")[0]
+        return [
+            (name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in first.splitlines())
+        ]
+    return []

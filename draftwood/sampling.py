@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,10 @@ AT_ONCE = 16  # positions whose draws are decided together: to set a generator u
 
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
 Rule = Callable[[list[int], "Tensor"], "Tensor"]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,12 @@ class Sampling:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if not _finite(value):
                 raise BadInput(f"{field.name} is {value!r}; it must be a finite number.")
-        for name in ("top_k", "seed"):
-            value = getattr(self, name)
-            if value != int(value) or not 0 <= value < 2**63:
-                raise BadInput(f"{name} is {value}; it must be a whole number from 0 up.")
+            whole = field.name in ("top_k", "seed")
+            if whole and (value != int(value) or not 0 <= value < 2**63):
+                raise BadInput(f"{field.name} is {value}; it must be a whole number from 0 up.")
+            object.__setattr__(self, field.name, int(value) if whole else float(value))  # numpy's, and 50.0
         if self.temperature < 0:
             raise BadInput(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")
         if not 0 < self.top_p <= 1:

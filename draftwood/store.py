@@ -29,5 +29,10 @@ def write_json(path: Path, content: object) -> None:
     """Write atomically, making folders as needed. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        json.dump(content, file)
+        try:
+            json.dump(content, file)
+            file.flush()
+        except BaseException:  # or a full disk would fill up with these
+            Path(file.name).unlink()
+            raise
     os.replace(file.name, path)

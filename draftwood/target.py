@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from draftwood import attention, lean
-from draftwood.cache import KVCache, Row, stored
+from draftwood.cache import KVCache, Row, kv_widths, stored
 from draftwood.errors import BadInput, BadModel, check_one_of
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
@@ -74,7 +74,9 @@ class Target:
         self.model = model.eval()
         self.name = name
         self.config = model.config.get_text_config()
-        refuse_unrewindable(self)
+        refuse_unrewindable(self.config, name, getattr(model, "_is_stateful", False))
+        if len({parameter.device for parameter in model.parameters()}) > 1:
+            raise BadModel(f"{name} lies on several devices; load it on one, without device_map.")
         self.weight_bytes = weight_bytes(model)
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
@@ -129,13 +131,11 @@ class Target:
         return frozenset(() if ids is None else ids if isinstance(ids, list) else [ids])
 
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self._kv_width() * stored(self.dtype, self.path.exact_cache).itemsize
+        return 2 * self._kv_width() * stored(self.dtype, self.path.exact_cache).itemsize
 
     def _kv_width(self) -> int:
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return heads * head_dim
+        """In all layers."""
+        return sum(kv_widths(self.config))
 
     @property
     def footprint(self) -> Footprint:
@@ -172,6 +172,11 @@ class Target:
         weight = head.unpacked() if isinstance(head, PackedLinear) else head.weight
         rows = slice(None) if tokens is None else tokens
         return weight[rows].detach(), None if head.bias is None else head.bias[rows].detach()
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the target scales or caps its logits."""
+        return any(part not in (None, 1) for part in self._finishing)
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scale and cap what the head's product gave, as the target does."""
@@ -272,14 +277,15 @@ def check_invariant(path: lean.Lean, name: str) -> None:
         raise BadInput(f"{name} cannot be width-invariant here: its attention would have to be Triton's, but {reason}.")
 
 
-def refuse_unrewindable(target: Target) -> None:
-    """Speculation needs a cache that can forget rejected tokens; recurrent states cannot."""
-    kinds = set(getattr(target.config, "layer_types", None) or ())
-    if getattr(target.model, "_is_stateful", False) or kinds - REWINDABLE:
-        found = ", ".join(sorted(kinds - REWINDABLE)) or "a recurrent state"
+def refuse_unrewindable(config: PretrainedConfig, name: str, recurrent: bool = False) -> None:
+    """Speculation needs a cache that can forget rejected tokens; recurrent states cannot. Raises BadModel."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - REWINDABLE
+    if kinds or recurrent or getattr(text, "num_attention_heads", None) is None:
+        found = ", ".join(sorted(kinds)) or "a recurrent state"
         raise BadModel(
-            f"{target.name} ({type(target.model).__name__}) keeps {found}, which cannot be rewound after a rejected "
-            "draft; draftwood needs a model with full or sliding-window attention in every layer."
+            f"{name} ({config.model_type}) keeps {found}, which cannot be rewound after a rejected draft; draftwood "
+            "needs a model with full or sliding-window attention in every layer."
         )
 
 

@@ -19,6 +19,8 @@ def declines(args: AttentionArgs) -> str | None:
     nodes, keys = args.query.shape[2], args.key.shape[1]
     if args.query.device.type != "cpu":
         return "it is measured on CPUs only"
+    if args.plan.static:
+        return "the tree's keys must be the last ones"
     if args.softcap is not None or args.sinks is not None:
         return "the fused kernels know neither soft caps nor attention sinks"
     if args.window is not None and args.window < keys:

@@ -28,7 +28,7 @@ def declines(args: AttentionArgs) -> str | None:
         return f"it multiplies bfloat16 and float16, not {str(query.dtype).removeprefix('torch.')}"
     if size > WIDEST_HEAD or args.value.shape[-1] != size:
         return f"it takes heads of up to {WIDEST_HEAD}, keys as wide as values, not {size} and {args.value.shape[-1]}"
-    if nodes > MOST_NODES:
+    if nodes > MOST_NODES and (not args.sight.alone or args.sight.lineage is None):
         return f"it takes up to {MOST_NODES} tokens at a time, not {nodes}"
     if any(part.stride(-1) != 1 for part in (query, args.key, args.value)):
         return "a head's numbers do not lie side by side"
@@ -59,7 +59,9 @@ def attend(args: AttentionArgs) -> Tensor:
     sight = args.sight
     at, how = (query, args.key, args.value, sight.context), (args.scale, args.window)
     if sight.alone:
-        out = attention_alone(*at, sight.lineage, sight.depths, *how)
+        lines = [None] if sight.lineage is None else sight.lineage.split(MOST_NODES)  # nodes do not know of each other
+        parts = zip(query.split(MOST_NODES), lines, sight.depths.split(MOST_NODES), strict=True)
+        out = torch.cat([attention_alone(some, *at[1:], line, depths, *how) for some, line, depths in parts])
     else:
         out = tree_attention(*at, sight.ancestors, sight.depths, *how, ahead=args.plan.ahead)
     return out.transpose(0, 1).unflatten(0, (kv_heads, groups))

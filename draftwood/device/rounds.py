@@ -11,6 +11,7 @@ width, does the device have to wait.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -21,6 +22,7 @@ from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
 from draftwood.device.state import State
 from draftwood.drafters.base import Drafter, Placeable
+from draftwood.errors import BadInput
 from draftwood.grow import Growth
 from draftwood.lean import Lean
 from draftwood.memory import require_request
@@ -77,7 +79,7 @@ class Device:
         if self._state is None or self._state.capacity < needed or moved:
             self._state, self._stages = None, {}  # freed before the new ones are made
             self.graphs.clear()
-            self._state = self._allocate(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), 1 + policy.n_max)
+            self._state = self._roomy(needed, 1 + policy.n_max)
         key = policy.grow, policy.width
         if key not in self._stages:
             if len(self._stages) == MOST_STAGES:
@@ -93,6 +95,13 @@ class Device:
     def nbytes(self) -> dict[str, int]:
         """Device memory held between requests."""
         return {"buffers": self._state.nbytes() if self._state else 0, "graphs": self.graphs.nbytes}
+
+    def _roomy(self, needed: int, width: int) -> State:
+        """With room for longer requests, too, unless memory is too short for that."""
+        roomy = min(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), self._target.context_limit + width)
+        with suppress(BadInput):
+            return self._allocate(roomy, width)
+        return self._allocate(needed, width)
 
     def _allocate(self, capacity: int, width: int) -> State:
         target, device = self._target, self._target.device

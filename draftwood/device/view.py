@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ class View:
     Backends get all slots of a cache. A kernel that reads the context's length leaves out those behind the tokens; the
     others mask them, so they must hold finite numbers.
     """
+
+    static: ClassVar[bool] = True
 
     context: Tensor  # [] int64
     depths: Tensor  # [N] int64: token i is at position context + depths[i], in slot context + i

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import ref
 
 from draftwood.drafters.automaton import SuffixAutomaton
 from draftwood.drafters.options import parse
@@ -30,7 +31,7 @@ class Options:
     earlier: int = field(default=0, metadata={"least": 0, "most": 1_000_000})
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class NgramState:
     """The tokens of one request, and every substring of those that were read."""
 
@@ -42,6 +43,15 @@ class NgramState:
 
     def __deepcopy__(self, memo: object) -> NgramState:
         return NgramState(list(self.tokens))  # reading them again is quicker than copying what was found
+
+
+@dataclass(slots=True, eq=False)
+class Heard:
+    """A text that grows, and how much of it is among the earlier ones."""
+
+    state: ref[NgramState]
+    tokens: list[int]  # its own: what was written last is there when the text is gone
+    told: int
 
 
 class Matches:
@@ -89,7 +99,7 @@ class NgramDrafter(Voice):
         self.max_depth = options.max_depth
         self.name = "ngram"
         self._earlier = SuffixAutomaton()
-        self._open: list[NgramState] = []  # texts that are not among the earlier ones yet
+        self._heard: list[Heard] = []
 
     @classmethod
     def load(cls, argument: str, target: object) -> NgramDrafter:
@@ -102,9 +112,7 @@ class NgramDrafter(Voice):
     def open(self, capacity: int) -> NgramState:
         """A fresh state; `capacity` does not matter. Texts opened before become earlier ones, as far as they got."""
         state = NgramState()
-        if self.options.earlier:
-            self._remember()
-            self._open.append(state)
+        self._listen(state)
         return state
 
     def extend(self, state: NgramState, tokens: list[int]) -> None:
@@ -117,6 +125,7 @@ class NgramDrafter(Voice):
         del state.tokens[length:]
         if state.read > length:
             state.read, state.substrings, state.elsewhere = 0, SuffixAutomaton(), (0, 0)
+        self._listen(state)  # a copy begins like a text that was heard
 
     def experts(self, state: NgramState, root: int, source: int) -> list[Expert]:
         """Matches in the text itself and, if asked for, in earlier ones."""
@@ -138,11 +147,22 @@ class NgramDrafter(Voice):
                 state.elsewhere = self._earlier.step(*state.elsewhere, token)
         state.read = len(state.tokens)
 
+    def _listen(self, state: NgramState) -> None:
+        """From here on this text, too, becomes an earlier one; those before it do, as far as they got."""
+        if not self.options.earlier:
+            return
+        self._remember()
+        if all(heard.state() is not state for heard in self._heard):
+            self._heard.append(Heard(ref(state), state.tokens, len(state.tokens)))
+
     def _remember(self) -> None:
-        """Add the texts so far to the earlier ones; begin anew when these are full."""
-        for state in self._open:
+        """Add what was written since to the earlier texts; begin anew when these are full."""
+        for heard in self._heard:
+            news, heard.told = heard.tokens[heard.told :], len(heard.tokens)
+            if not news:
+                continue
             if len(self._earlier.link) > 2 * self.options.earlier:
                 self._earlier = SuffixAutomaton()
             self._earlier.part()
-            self._earlier.extend(state.tokens)
-        self._open.clear()
+            self._earlier.extend(news)
+        self._heard = [heard for heard in self._heard if heard.state() is not None]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from draftwood.config import compiles, config
-from draftwood.processor import processor
+from draftwood.processor import abilities
 
 NAMES = ("native.h", "ops.c", "attention.c", "products.c", "layers.c", "logits.c", "growth.c", "substrings.c")
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
@@ -69,11 +69,11 @@ def operators() -> Built:
 def _operators(compile: bool) -> Built:
     if not compile:
         return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
-    return build(config().operators, processor())
+    return build(config().operators, abilities())
 
 
 def build(folder: Path, machine: str) -> Built:
-    """The compiled library from `folder`, compiled now if it is not there. `machine` names the processor."""
+    """The compiled library from `folder`, compiled now if it is not there. `machine` says what the processor can do."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")

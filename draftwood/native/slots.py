@@ -13,9 +13,10 @@ from draftwood.native.build import operators
 
 
 def takes(states: Sequence[Tensor]) -> bool:
-    """Whether the compiled operator serves these tensors `[H, S, d]` of equal shapes."""
+    """Whether the compiled operator serves these tensors `[H, S, d]`: it moves the same bytes in all of them."""
     like = states[0]
-    return like.device.type == "cpu" and operators().library is not None and all(s.is_contiguous() for s in states)
+    alike = all(state.is_contiguous() and state.shape == like.shape for state in states)
+    return like.device.type == "cpu" and operators().library is not None and alike
 
 
 def addresses(states: Sequence[Tensor]) -> NDArray[np.int64]:

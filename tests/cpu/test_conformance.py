@@ -468,6 +468,16 @@ def test_stop_tokens_end_the_text_and_are_emitted(family: Target, truth: list[in
         assert run(family, drafter, policy, Sampling(), backend, stop_ids=frozenset({stop})) == expected
 
 
+def test_tau_counts_what_was_emitted(target: Target) -> None:
+    """Nothing behind a stop token, and of the last round no more than fits."""
+    text = plain(target, Sampling())
+    for stop_ids, new in ((frozenset({text[17]}), 24), (frozenset(), 7)):
+        drafter = Truthful("t", truth=PROMPT + text)
+        made = Engine(target, drafter, registry.policy("ddtree:12"), latency_of(target))
+        steps = [step for step in made.run(PROMPT, new, Sampling(), stop_ids) if step.round]
+        assert [1 + step.round.accepted for step in steps] == [len(step.tokens) for step in steps]
+
+
 @backends
 @pytest.mark.parametrize("new", [1, 2, 3, 7])
 def test_never_more_tokens_than_asked(family: Target, truth: list[int], new: int, backend: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from draftwood import registry
 from draftwood.acceptance import TRIAL_NODES
-from draftwood.attention import dispatch, triton_backend
+from draftwood.attention import cascade, dispatch, triton_backend
 from draftwood.device import rounds as device_rounds
 from draftwood.device import stages as device_stages
 from draftwood.device.graphs import Graphs
@@ -135,6 +135,30 @@ def test_a_request_that_does_not_fit_gets_new_buffers(
     for new, capacity in ((3, 32), (40, 64), (3, 64)):
         assert text(list(made.run(PROMPT, new))) == truth[:new]
         assert made.device._state is not None and made.device._state.capacity == capacity
+
+
+def test_where_memory_is_short_a_request_gets_no_more_than_it_needs(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require(target: Target, drafter: object, capacity: int, width: int) -> None:
+        if capacity > 40:
+            raise BadInput(f"{capacity} slots do not fit.")
+
+    monkeypatch.setattr(device_rounds, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(device_rounds, "require_request", require)
+    made = engine(target, Tabled(Noisy("noisy", tap_layers=(1,))))
+    assert text(list(made.run(PROMPT, 12))) == truth[:12]
+    assert made.device._state is not None and made.device._state.capacity == len(PROMPT) + 12 + 8
+    with pytest.raises(BadInput, match=r"^53 slots"):
+        list(made.run(PROMPT, 32))
+
+
+def test_wide_trees_behind_long_contexts_are_attended_where_their_keys_lie(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascade, "LEAST_CONTEXT", 1)
+    monkeypatch.setattr(cascade, "LEAST_NODES", 2)
+    assert text(list(engine(target, Tabled(Noisy("noisy", tap_layers=(1,)))).run(PROMPT, 20))) == truth[:20]
 
 
 def test_tables_of_positions_stay_where_captured_graphs_read_them(target: Target) -> None:

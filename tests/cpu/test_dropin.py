@@ -73,6 +73,20 @@ def test_the_model_is_left_to_its_owner(family: str) -> None:
     assert all(p.grad is not None for p in parameters.values())
 
 
+def test_every_module_is_in_the_mode_that_it_was_in() -> None:
+    model = tiny_model("llama").train()
+    model.model.layers[0].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    model.generate(IDS, max_new_tokens=3, do_sample=False, custom_generate=draftwood.custom_generate("ngram"))
+    assert {name: module.training for name, module in model.named_modules()} == modes
+
+
+def test_a_prompt_that_fills_the_window_is_called_so() -> None:
+    model = tiny_model("llama", max_position_embeddings=16)
+    with pytest.raises(BadInput, match="context window of 16"):
+        model.generate(IDS.repeat(1, 9), max_new_tokens=3, custom_generate=draftwood.custom_generate("ngram"))
+
+
 def test_processors_may_write_into_the_scores() -> None:
     class Banned(LogitsProcessor):
         def __call__(self, input_ids, scores):

@@ -598,6 +598,9 @@ def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     assert file != cached_file(tmp_path / "deep", "machine", "A/B: d")
     write_json(file, {"x": 1})
     assert read_json(file) == {"x": 1} and [f.name for f in file.parent.iterdir()] == [file.name]
+    with pytest.raises(TypeError):
+        write_json(file, {"x": object()})
+    assert read_json(file) == {"x": 1} and [f.name for f in file.parent.iterdir()] == [file.name]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_stop_strings_end_the_text_before_them(llm: LLM) -> None:
     stop = whole.split()[6]
     answer = llm.generate(PROMPT, max_new_tokens=30, stop=[stop])
     assert answer.text == whole[: whole.index(stop)] and answer.finish_reason == "stop"
+
+
+def test_what_a_template_or_tokenizer_refuses_is_one_sentence(llm: LLM) -> None:
+    strict = LLM(llm.engine, copy.deepcopy(llm.tokenizer))
+    strict.tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(BadInput, match="System role not supported"):
+        strict.generate("hi", system="Be brief.")
+    strict.tokenizer.chat_template = None
+    with pytest.raises(BadInput, match="refuses this prompt"):
+        strict.generate("caf\udce9")
 
 
 def test_seeds_repeat_and_do_not_depend_on_the_policy(llm: LLM) -> None:

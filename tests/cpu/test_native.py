@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood import doctor, packing
+from draftwood import doctor, packing, processor
 from draftwood.accept import accept
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
@@ -350,3 +350,19 @@ def test_the_likeliest_tokens_are_those_of_the_formula(size: int) -> None:
     torch.testing.assert_close(logp.double(), truth.gather(1, order), rtol=1e-5, atol=1e-5)
     none, _ = candidates(logits[:0], 8)
     assert none.shape == (0, min(8, size))
+
+
+def test_processors_of_one_name_that_can_do_other_things_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Arm all have one name, and what was compiled for one may be no instruction of another."""
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(processor, "CPUINFO", path)
+    block = "processor\t: {}\nBogoMIPS\t: {}\nFeatures\t: fp asimd{}\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\n"
+    said = []
+    for clock, more in ((50, ""), (60, ""), (50, " sve")):
+        path.write_text(block.format(0, clock, more) + block.format(1, clock, ""))
+        said.append(processor.abilities())
+    assert said[0] == said[1] != said[2]
+    path.unlink()
+    assert processor.abilities().startswith(processor.processor())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from itertools import pairwise
 from unittest import mock
 
@@ -164,6 +165,28 @@ def test_earlier_texts_are_searched_if_asked() -> None:
         made.extend(second, [1, 5, 6], None)
         tree = grow(made.draft([Request(second, 7, 8)])[0], 7, 8)
         assert ([8] in paths(tree)) == found
+
+
+def test_texts_that_go_on_side_by_side_or_from_copies_are_searched_too() -> None:
+    made = drafter("earlier=1000")
+    first, second = made.open(8), made.open(8)  # both are open before either is written
+    made.extend(first, [5, 6, 7, 8], None)
+    copied = deepcopy(first)  # as a prefix cache goes on from a text
+    made.rewind(copied, 2)
+    made.extend(copied, [9, 10], None)
+    del first, copied
+    third = made.open(8)
+    for prompt, root, found in (([1, 5, 6], 7, [8]), ([1, 3, 9], 10, None), ([1, 9], 10, None)):
+        state = deepcopy(third)
+        made.rewind(state, 0)
+        made.extend(state, prompt, None)
+        tree = grow(made.draft([Request(state, root, 8)])[0], root, 8)
+        assert ([8] in paths(tree)) if found else not len(tree)
+    made.extend(second, [1, 9], None)
+    made.extend(third, [9, 10, 11, 2], None)
+    made.open(8)
+    tree = grow(made.draft([Request(second, 10, 8)])[0], 10, 8)
+    assert [11] in paths(tree)
 
 
 def test_nothing_known_is_only_the_root() -> None:

@@ -98,6 +98,17 @@ def test_a_bad_value_is_named(bad: dict[str, object]) -> None:
         Sampling(**bad)
 
 
+def test_numbers_of_other_kinds_are_what_they_say() -> None:
+    found = Sampling(np.float32(0.5), top_k=50.0, top_p=1, seed=np.int64(3))
+    assert found == Sampling(0.5, top_k=50, top_p=1.0, seed=3)
+    assert [type(value) for value in (found.temperature, found.top_k, found.top_p, found.seed)] == [
+        float,
+        int,
+        float,
+        int,
+    ]
+
+
 @pytest.mark.parametrize("temperature", [5e-324, 1e-185, 1e-45, 1e-6])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_tiny_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from draftwood import packing
+from draftwood import doctor, packing
+from draftwood.cache import MOST_SPARE, KVCache, Row
 from draftwood.errors import BadInput, BadModel
+from draftwood.loading import load_target
+from draftwood.native import slots
 from draftwood.packing import can_pack
 from draftwood.target import Target
 from draftwood.tree import Tree, chain_tree
@@ -208,6 +212,47 @@ def recurrent_model():
 def test_a_recurrent_model_is_refused_by_name() -> None:
     with pytest.raises(BadModel, match="cannot be rewound"):
         Target(recurrent_model(), "some-mamba")
+
+
+def test_a_recurrent_model_is_refused_before_its_parts_are_counted(tmp_path: Path) -> None:
+    from transformers import MambaConfig
+
+    MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1).save_pretrained(tmp_path)
+    for look in (load_target, weights_and_attention):
+        with pytest.raises(BadModel, match="cannot be rewound"):
+            look(str(tmp_path))
+
+
+def weights_and_attention(name: str) -> None:
+    doctor.attention_backends(name, torch.device("cpu"), torch.float32)
+
+
+def test_a_model_on_several_devices_is_refused() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].to("meta")
+    with pytest.raises(BadModel, match="lies on several devices"):
+        Target(model, "spread")
+
+
+def test_what_the_cache_takes_is_counted_by_layer() -> None:
+    target = tiny_target("gemma4_text")
+    (row,) = target.new_cache(4).rows
+    target.prefill([1, 2, 3], (cache := KVCache(target.num_layers, [row])))
+    kept = [states.shape[0] * states.shape[2] for states in cache.rows[0].keys if states is not None]
+    assert len(set(kept)) == 2 and 2 * 8 * sum(kept) == target.kv_bytes_per_token()
+
+
+def test_accepted_tokens_are_moved_in_layers_of_different_widths() -> None:
+    """Of the compiled move, which takes the same bytes in all of them, nothing may be seen."""
+    states = [torch.arange(float(heads * 8 * 4)).view(heads, 8, 4) for heads in (1, 2)]
+    assert not slots.takes(states)
+    assert not slots.takes(states[::-1])
+
+
+def test_a_row_grows_by_little_more_than_it_needs() -> None:
+    row = Row(1, 1000)
+    row.reserve(1001)
+    assert 1001 <= row.capacity <= 1000 + MOST_SPARE
 
 
 def test_a_model_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,20 @@ def test_every_node_of_a_tree_is_plain_decoding_to_the_bit(family: str, kernel: 
 
 
 @interpreted
+@torch.inference_mode()
+def test_trees_of_more_nodes_than_a_launch_takes_are_attended_in_parts(
+    kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = target()
+    model, tree = made.path, random_tree(6)
+    assert isinstance(model, Lean)
+    start = torch.randn(3, 2, model.shape.kv_heads, SLOTS, model.shape.head_dim).to(made.dtype)
+    whole = forward(model, start.clone(), 20, tree)
+    monkeypatch.setattr(triton_backend, "MOST_NODES", 4)
+    assert torch.equal(forward(model, start.clone(), 20, tree), whole)
+
+
+@interpreted
 @pytest.mark.parametrize("policy", ["dflash:3", "ddtree:4"])
 def test_texts_in_half_precision_are_plain_decoding_s(
     policy: str, kernel: None, monkeypatch: pytest.MonkeyPatch
