@@ -25,10 +25,8 @@ def measure(dtype: torch.dtype) -> dict[int, float]:
     Means, not the best: what others take is what is looked for.
     """
     usual = torch.get_num_threads()
-    layers, x = (
-        [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)],
-        torch.ones(ROWS, SIDE, dtype=dtype),
-    )
+    layers = [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)]
+    x = torch.ones(ROWS, SIDE, dtype=dtype)
     spent = {threads: [0.0, 0] for threads in (usual, (usual + 1) // 2, 1)}
     try:
         for _ in range(TURNS):

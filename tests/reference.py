@@ -41,7 +41,12 @@ FAMILIES: dict[str, dict[str, object]] = {
         **SLIDING, query_pre_attn_scalar=8, head_dim=8, final_logit_softcapping=5.0, attn_implementation="eager"
     ),
     "gemma3_text": dict(**SLIDING, query_pre_attn_scalar=8, head_dim=8),
-    "gemma4_text": dict(**SLIDING, head_dim=8, global_head_dim=16),  # layers differ in the width of their heads
+    "gemma4_text": dict(  # layers differ in the width of their heads
+        **SLIDING,
+        head_dim=8,
+        global_head_dim=16,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
     "phi": {},
     "phi3": SLIDING,
     "gpt_neox": {},
