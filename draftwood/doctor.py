@@ -18,7 +18,7 @@ from draftwood.bench.environment import environment
 from draftwood.cache import head_dims
 from draftwood.config import config
 from draftwood.embedded import HUB_NAME, cached_target, carried_gguf, is_whole
-from draftwood.errors import BadModel
+from draftwood.errors import BadModel, first_line
 from draftwood.latency import Machine
 from draftwood.loading import parse_device
 from draftwood.memory import on_meta
@@ -113,7 +113,7 @@ def weight_bytes(name: str, dtype: torch.dtype) -> int:
     try:
         model = on_meta(AutoConfig.from_pretrained(name), dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise BadModel(f"The configuration of {name} cannot be read: {str(error).splitlines()[0]}") from error
+        raise BadModel(f"The configuration of {name} cannot be read: {first_line(error)}") from error
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     lookup = 0 if table is head else table.nbytes  # of an input table by itself one row is read
     return sum(p.nbytes for p in model.parameters()) - lookup

@@ -32,6 +32,11 @@ def nearest(found: str, valid: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of others says, as far as it fits into a sentence; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def check_one_of(what: str, found: str, valid: Iterable[str]) -> None:
     """Raise BadInput if the value `found` of the setting or flag `what` is none of the valid ones."""
     names = list(valid)

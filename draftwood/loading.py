@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 
-from draftwood.errors import BadInput, BadModel, DraftwoodError, check_one_of
+from draftwood.errors import BadInput, BadModel, check_one_of, first_line
 from draftwood.memory import load_need, part_of, require
 from draftwood.parallel import ALONE, Group
 from draftwood.precision import choose_dtype
@@ -65,12 +64,7 @@ def load_target(
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    try:
-        return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
-    except DraftwoodError:
-        raise
-    except Exception as error:  # tokenizers raises nothing more special
-        raise BadModel(f"The tokenizer of {name} could not be loaded: {error}") from error
+    return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
 
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -102,6 +96,5 @@ def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
         name = str(folder.expanduser())
     try:
         return loader.from_pretrained(name, **options)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadModel(f"{name} could not be loaded: {reason[0]}") from error
+    except Exception as error:  # whatever its code and the libraries below raise; tokenizers nothing more special
+        raise BadModel(f"{name} could not be loaded: {first_line(error)}") from error

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from draftwood import wire
 from draftwood.config import config
-from draftwood.errors import BadInput, DraftwoodError, LostProcess
+from draftwood.errors import BadInput, DraftwoodError, LostProcess, first_line
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)  # for a process that neither answers nor dies: loading takes long where disks are slow
@@ -134,6 +134,6 @@ def _heard(rank: int, size: int) -> Iterator[None]:
         if size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise LostProcess(
-            f"Process {rank} of {size} has lost another one ({str(error).splitlines()[0]}); what the lost one wrote "
+            f"Process {rank} of {size} has lost another one ({first_line(error)}); what the lost one wrote "
             "last tells why. Start all of them again."
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,19 +49,29 @@ def computes_bf16(device: torch.device | str) -> bool:
     return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def step(dtype: torch.dtype) -> Callable[[], None]:
+    """A step's products on the CPU, with weights laid out as the target's are."""
+    layers = [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)]
+    x = torch.ones(ROWS, SIDE, dtype=dtype)
+
+    def run() -> None:
+        for layer in layers:
+            layer(x)
+
+    return run
+
+
 @torch.inference_mode()
 def step_seconds(dtypes: Sequence[torch.dtype]) -> dict[torch.dtype, float]:
-    """Best of a few: seconds of a step's products on the CPU, with weights laid out as the target's are.
+    """Best of a few: seconds of a step's products.
 
     The formats take turns, so that a busy moment hits all alike.
     """
-    layers = {dtype: [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)] for dtype in dtypes}
+    steps = {dtype: step(dtype) for dtype in dtypes}
     times: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
     for _ in range(1 + REPEATS):
         for dtype in dtypes:
-            x = torch.ones(ROWS, SIDE, dtype=dtype)
             start = time.perf_counter()
-            for layer in layers[dtype]:
-                layer(x)
+            steps[dtype]()
             times[dtype].append(time.perf_counter() - start)
     return {dtype: min(each[1:]) for dtype, each in times.items()}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,10 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, content: object) -> None:
     """Write atomically, making folders as needed. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        try:
-            json.dump(content, file)
-            file.flush()
-        except BaseException:  # or a full disk would fill up with these
-            Path(file.name).unlink()
-            raise
-    os.replace(file.name, path)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # nobody else's
+    try:
+        scratch.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(scratch, path)
+    except BaseException:  # or a full disk would fill up with these
+        scratch.unlink(missing_ok=True)
+        raise

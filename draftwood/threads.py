@@ -6,8 +6,7 @@ import time
 
 import torch
 
-from draftwood.packing import linear
-from draftwood.precision import MATRICES, ROWS, SIDE
+from draftwood.precision import step
 
 TURNS, TURN_S = 4, 0.1  # each number of threads has so many turns of so many seconds
 GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
@@ -25,8 +24,7 @@ def measure(dtype: torch.dtype) -> dict[int, float]:
     Means, not the best: what others take is what is looked for.
     """
     usual = torch.get_num_threads()
-    layers = [linear(torch.ones(SIDE, SIDE, dtype=dtype)) for _ in range(MATRICES)]
-    x = torch.ones(ROWS, SIDE, dtype=dtype)
+    once = step(dtype)
     spent = {threads: [0.0, 0] for threads in (usual, (usual + 1) // 2, 1)}
     try:
         for _ in range(TURNS):
@@ -34,8 +32,7 @@ def measure(dtype: torch.dtype) -> dict[int, float]:
                 torch.set_num_threads(threads)
                 start = time.perf_counter()
                 while (seconds := time.perf_counter() - start) < TURN_S:
-                    for layer in layers:
-                        layer(x)
+                    once()
                     so_far[1] += 1
                 so_far[0] += seconds
     finally:

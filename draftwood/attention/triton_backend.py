@@ -61,7 +61,8 @@ def attend(args: AttentionArgs) -> Tensor:
     if sight.alone:
         lines = [None] if sight.lineage is None else sight.lineage.split(MOST_NODES)  # nodes do not know of each other
         parts = zip(query.split(MOST_NODES), lines, sight.depths.split(MOST_NODES), strict=True)
-        out = torch.cat([attention_alone(some, *at[1:], line, depths, *how) for some, line, depths in parts])
+        seen = [attention_alone(some, *at[1:], line, depths, *how) for some, line, depths in parts]
+        out = seen[0] if len(seen) == 1 else torch.cat(seen)  # mostly, and a copy is another launch
     else:
         out = tree_attention(*at, sight.ancestors, sight.depths, *how, ahead=args.plan.ahead)
     return out.transpose(0, 1).unflatten(0, (kv_heads, groups))

@@ -120,9 +120,7 @@ class Recorded:
     run: int = 0  # tokens of the target
     batches: int = 0
     _parts: Sequence[Part] = ()
-    _draft_s: float = 0.0  # of the round under way, like the next two
-    _verify_s: float = 0.0
-    _host_s: float = 0.0
+    _round: dict[str, float] = field(default_factory=dict)  # modelled seconds of the one under way, by verb
 
     ahead = False
     widths = None
@@ -160,7 +158,7 @@ class Recorded:
         found = [self._proposal(request) if asks else None for request, asks in zip(requests, drafts, strict=True)]
         asked = sum(map(bool, found))
         self.drafted += asked
-        self._draft_s = self.prices(asked).costs(0, mean_context(requests)).draft_s if asked else 0.0
+        self._round = {"draft": self.prices(asked).costs(0, mean_context(requests)).draft_s} if asked else {}
         return found
 
     def _proposal(self, request: Request) -> Proposal | None:
@@ -175,15 +173,12 @@ class Recorded:
         width = sum(part.size for part in parts)
         costs = self.prices(users).costs(width - 1, mean_context([part.request for part in parts]))
         host = costs.aux_s[-1] if width > users else costs.plain_s - costs.verify_s[0]
-        self._verify_s, self._host_s = float(costs.verify_s[-1]), float(host)
-        self.seconds += self._draft_s + self._verify_s + self._host_s
+        self._round |= {"verify": float(costs.verify_s[-1]), "commit": float(host)}
+        self.seconds += sum(self._round.values())
         self.run, self.batches = self.run + width, self.batches + 1
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
-        clock.seconds.clear()  # what the round took here: who learns from it is to hear of the modelled machine
-        for verb, seconds in (("draft", self._draft_s), ("verify", self._verify_s), ("commit", self._host_s)):
-            if seconds:
-                clock.add(verb, seconds)
+        clock.seconds = self._round  # not what it took here: who learns from it is to hear of the modelled machine
         verdicts: list[Verdict | None] = []
         for part in self._parts:
             text = self.scripts[part.request].answer.continuation(part.request.filled)

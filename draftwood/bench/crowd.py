@@ -224,13 +224,13 @@ class Heard:
 
 
 def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass]) -> Load:
-    speeds = [speed for one in passes for speed in one.users]
+    speeds = [speed for one in passes for speed in one.users] or [float("nan")]  # no answer may end meanwhile
     return Load(
         users,
         method,
         tokens_per_s=float(np.median([one.tokens_per_s for one in passes])),
-        user_tokens_per_s=float(np.median(speeds or [float("nan")])),  # no answer may end while it is measured
-        slowest_user=min(speeds, default=float("nan")),
+        user_tokens_per_s=float(np.median(speeds)),
+        slowest_user=min(speeds),
         of_plain=float(np.median([a.tokens_per_s / b.tokens_per_s for a, b in zip(passes, plain, strict=True)])),
         width=float(np.mean([one.width for one in passes])),
     )

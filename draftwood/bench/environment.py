@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from draftwood.processor import processor
+
 PACKAGES = ("draftwood", "torch", "transformers", "tokenizers", "numpy", "datasets", "triton")
 
 
@@ -26,7 +28,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: installed(name) for name in PACKAGES},
         "system": platform.platform(),
-        "processor": processor_name(),
+        "processor": processor(),
         "cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -67,16 +69,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def processor_name() -> str | None:
-    """The processor's own name where Linux tells it, else what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
 
 
 def usable_cores() -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood.errors import BadInput, MissingExtra
+from draftwood.errors import BadInput, MissingExtra, first_line
 
 Row = Mapping[str, Any]
 Turns = tuple[str, ...]
@@ -96,10 +96,9 @@ def load_rows(name: str, load: Loader | None = None) -> list[Row]:
     try:
         return list(load(source.path, source.config, split=source.split, data_files=source.data_files))
     except Exception as error:  # the hub client raises many kinds: offline, gated, renamed, broken download
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"The data set {name} ({source.path}) could not be loaded ({reason}); check the network, or give "
-            "--prompts a JSONL file."
+            f"The data set {name} ({source.path}) could not be loaded ({first_line(error)}); check the network, or "
+            "give --prompts a JSONL file."
         ) from error
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwood.embedded import EMBEDDED_DRAFTER
-from draftwood.errors import BadModel
+from draftwood.errors import BadModel, first_line
 
 INDEX = "model.safetensors.index.json"
 DRAFT_TOKENS = "draft_tokens.json"  # ours, optional: other runtimes do not look for it
@@ -46,10 +46,9 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
     except BadModel:
         raise
     except Exception as error:  # of the Hub, of the network, of whatever library brings them; or an impossible name
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadModel(
             f"No drafter '{name}' was found: it is neither a folder here nor could it be fetched from the "
-            f"Hugging Face Hub ({reason}). Check the name or give a folder."
+            f"Hugging Face Hub ({first_line(error)}). Check the name or give a folder."
         ) from None
 
 

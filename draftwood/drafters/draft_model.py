@@ -99,15 +99,17 @@ class DraftModel:
 
 def check_same_tokens(model: Target, target: Target) -> None:
     """Refuse a draft model whose tokens mean something else. Raises BadModel."""
-    sizes = f"its head has {model.vocab_size} tokens, the target's {target.vocab_size}"
-    reason, remedy = sizes if model.vocab_size != target.vocab_size else "", "Name a model of the same family."
     try:
         ours, theirs = (load_tokenizer(each.name).get_vocab() for each in (model, target))
+        same: bool | None = ours == theirs
     except BadModel:  # models without tokenizers, or not by a name: their sizes must do
-        ours = theirs = {}
-    if ours != theirs:
-        reason = "its tokenizer is another one"
-    elif ours and reason:
-        remedy = "Their tokenizers agree, but one head is filled up further; name one with as many."
-    if reason:
-        raise BadModel(f"{model.name} cannot draft for {target.name}: {reason}. {remedy}")
+        same = None
+    if same is not False and model.vocab_size == target.vocab_size:
+        return
+    sizes, family = f"its head has {model.vocab_size} tokens, the target's {target.vocab_size}", "of the same family"
+    why = {
+        False: f"its tokenizer is another one. Name a model {family}.",
+        None: f"{sizes}. Name a model {family}.",
+        True: f"{sizes}. Their tokenizers agree, but one head is filled up further; name one with as many.",
+    }
+    raise BadModel(f"{model.name} cannot draft for {target.name}: {why[same]}")

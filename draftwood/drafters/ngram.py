@@ -31,7 +31,7 @@ class Options:
     earlier: int = field(default=0, metadata={"least": 0, "most": 1_000_000})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # no slots: it is referred to weakly
 class NgramState:
     """The tokens of one request, and every substring of those that were read."""
 

@@ -159,9 +159,6 @@ class Scheduler:
                 self._changed.wait_for(lambda: self._waiting or self._running or self._stopped)
                 if self._stopped:
                     return
-            if not self._running and time.monotonic() - self._remembered > REMEMBER_S:  # a kill then loses little
-                self.engine.remember()
-                self._remembered = time.monotonic()
             self._turned = time.monotonic()
             try:
                 self._turn()
@@ -170,6 +167,9 @@ class Scheduler:
                 LOG.exception("a round failed; its requests are given up")
                 self._failures += 1
                 self._give_up(MISTAKE)
+            if not self._running and time.monotonic() - self._remembered > REMEMBER_S:  # a kill then loses little
+                self.engine.remember()
+                self._remembered = time.monotonic()
 
     def _turn(self) -> None:
         self._drop()

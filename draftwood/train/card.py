@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.environment import environment
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, first_line
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.show import read_log
 
@@ -123,9 +123,8 @@ def push(out: Path, repository: str) -> str:
             repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED), delete_patterns=list(OURS)
         )
     except Exception as error:  # of the Hub, of the network, of whatever library brings them
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(
-            f"--push-to-hub {repository}: the Hub did not take it ({reason}); the drafter is whole in {out}, log in "
-            "with `hf auth login` and upload it from there."
+            f"--push-to-hub {repository}: the Hub did not take it ({first_line(error)}); the drafter is whole in "
+            f"{out}, log in with `hf auth login` and upload it from there."
         ) from None
     return f"https://huggingface.co/{repository}"

@@ -46,12 +46,12 @@ class Identity:
 
     def told_beside(self, other: Identity) -> str:
         """The name, and what sets it apart from another target if that is of the same shape."""
-        same = {**asdict(self), "name": "", "fingerprint": ""} == {**asdict(other), "name": "", "fingerprint": ""}
+        same = replace(self, name=other.name, fingerprint=other.fingerprint) == other
         return f"{self.name} with other weights, or in another --dtype" if same else self.name
 
     def same_as(self, other: Identity) -> bool:
         """Names do not count: a folder and the Hub may hold the same model."""
-        return {**asdict(self), "name": ""} == {**asdict(other), "name": ""}
+        return replace(self, name=other.name) == other
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.errors import BadInput, MissingExtra
+from draftwood.errors import BadInput, MissingExtra, first_line
 from draftwood.train.files import written_whole
 from draftwood.tree import Ints
 
@@ -72,8 +72,9 @@ def read_shard(path: Path) -> list[Text]:
         if not all(map(is_whole, texts)):
             raise ValueError("a text in it has no tokens, negative ones, or a prompt of another length")
     except (OSError, ValueError, KeyError, TypeError, arrow.ArrowException) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"{path} is no shard of training data ({reason}); make it again or delete it.") from None
+        raise BadInput(
+            f"{path} is no shard of training data ({first_line(error)}); make it again or delete it."
+        ) from None
     return texts
 
 
