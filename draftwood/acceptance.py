@@ -1,8 +1,9 @@
 """How likely a path of given drafter mass is to be accepted, learned from what was accepted before.
 
 A drafter's masses are opinions: too high where its depths are not independent, too low where the target is greedy.
-The model is logit p = a + b · logit mass + c · (depth - 1) with b > 0 >= c, so that p never rises along a path,
-whatever was learned. Formulas: docs/policies.md; what else was tried: docs/log.md.
+The model is logit p = a + b · log mass - e · log(1 - mass) + c · (depth - 1) with b > 0, e >= 0 >= c, so that p never
+rises along a path, whatever was learned: beta calibration (Kull et al. 2017, doi 10.1214/17-EJS1338SI) and a slope of
+the depth. Formulas: docs/policies.md; what else was tried: docs/log.md.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from numpy.typing import NDArray
 from draftwood.ledger import Ledger
 from draftwood.policies.base import Costs, Outlook, Prospect
 from draftwood.predictability import Predictability
-from draftwood.recent import Recent
+from draftwood.recent import Recent, features_of, sides
 from draftwood.trace import Round
 from draftwood.tree import Bools, Floats, Ints
 
 Array = NDArray[np.float64]
 
-NEUTRAL = np.array([0.0, 1.0, 0.0])  # a, b, c that believe the drafter
-LOWEST, HIGHEST = np.array([-6.0, 0.25, -2.0]), np.array([3.0, 4.0, 0.0])
-PRIOR = np.diag([0.5, 20.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
-FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logit would drown all others
+NEUTRAL = np.array([0.0, 1.0, 1.0, 0.0])  # a, b, e, c that believe the drafter
+LOWEST, HIGHEST = np.array([-6.0, 0.25, 0.0, -2.0]), np.array([3.0, 4.0, 4.0, 0.0])
+PRIOR = np.diag([0.5, 10.0, 10.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
 SHAPED = 48  # rounds that say how deep, how wide and how far trees are grown
@@ -52,7 +52,7 @@ class AcceptanceModel:
     """Turns path masses into probabilities of acceptance, and remembers how well drafting went."""
 
     def __init__(self) -> None:
-        self.weights = NEUTRAL.copy()  # a, b, c
+        self.weights = NEUTRAL.copy()  # a, b, e, c
         self._inform(PRIOR)
         self._recent = Recent()
         self._unlearned: list[tuple[Array, Array]] = []  # features of a round's nodes, and which were accepted
@@ -112,12 +112,14 @@ class AcceptanceModel:
         With `optimism`, so many standard errors higher, and then they may rise.
         """
         # Written out: beside forwards, which empty the caches, products of so small matrices take twice as long.
-        a, b, c = self.weights.tolist()
-        logit, below = _logit(mass), depths - 1
-        odds = a + b * logit + c * below
+        a, b, e, c = self.weights.tolist()
+        faint, sure = sides(mass)
+        below = depths - 1
+        odds = a + b * faint + e * sure + c * below
         if optimism:
-            (aa, ab, ac), (_, bb, bc), (_, _, cc) = self._covariance.tolist()
-            variance = aa + logit * (2 * ab + bb * logit + 2 * bc * below) + below * (2 * ac + cc * below)
+            (aa, ab, ae, ac), (_, bb, be, bc), (_, _, ee, ec), (*_, cc) = self._covariance.tolist()
+            variance = aa + faint * (2 * ab + bb * faint + 2 * be * sure + 2 * bc * below)
+            variance += sure * (2 * ae + ee * sure + 2 * ec * below) + below * (2 * ac + cc * below)
             odds += optimism * np.sqrt(variance)
         p: Floats = _sigmoid(odds).astype(np.float32)
         return p
@@ -125,10 +127,11 @@ class AcceptanceModel:
     def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """The same, of no more nodes than may be verified before it is known whether drafting pays.
 
-        Optimism lets nodes be verified that look too unlikely: else they would never be seen to be likelier.
+        Optimism lets nodes be verified that look too unlikely: else they would never be seen to be likelier. It is
+        shared among recent rounds: standard errors hardly shrink with more of these, and each would pay for it again.
         """
         known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
-        return self.calibrate(mass[known], depths[known], optimism)
+        return self.calibrate(mass[known], depths[known], optimism / max(self._recent.weight, 1.0))
 
     def observe(self, round: Round, typical: bool = True, plain_s: float | None = None) -> None:
         """Learn from which nodes were accepted; of a request alone also from what a plain step would have taken.
@@ -143,7 +146,7 @@ class AcceptanceModel:
             self._text.see(round.confidence)
             return
         self._unjudged += 1 + self._idle
-        features = _features(round.mass, round.depths)
+        features = features_of(round.mass, round.depths)
         if round.n:
             self._unlearned.append((features, _accepted(round)))
             if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
@@ -233,8 +236,8 @@ class AcceptanceModel:
         Raises ValueError, KeyError or TypeError for anything else.
         """
         weights, information = np.array(data["weights"], np.float64), np.array(data["information"], np.float64)
-        if weights.shape != (3,) or information.shape != (3, 3) or not np.isfinite(information).all():
-            raise ValueError("a model has three weights, and what is known of each pair")
+        if weights.shape != (4,) or information.shape != (4, 4) or not np.isfinite(information).all():
+            raise ValueError("a model has four weights, and what is known of each pair")
         model = cls()
         model._inherit(np.minimum(np.maximum(weights, LOWEST), HIGHEST), information)
         model._recent = Recent.of_json(data["rounds"], float(data["weight"]))
@@ -256,7 +259,7 @@ class AcceptanceModel:
         whole = self.depth is not None and round.accepted >= self.depth
         self._paths.append(round.accepted)
         self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(4, self._paths)[-1], SHALLOWEST)
-        of_depth = np.bincount(features[:, 2].astype(np.int64), minlength=1)
+        of_depth = np.bincount(features[:, -1].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
         self._idle = 0
 
@@ -317,19 +320,6 @@ def _accepted(round: Round) -> Array:
     accepted = np.zeros(round.n)
     accepted[np.array(round.path, np.int64) - 1] = 1
     return accepted
-
-
-def _features(mass: Floats, depths: Ints) -> Array:
-    """`[N, 3]`: 1, logit of the mass, depth - 1."""
-    features = np.ones((len(mass), 3))
-    features[:, 1], features[:, 2] = _logit(mass), depths - 1
-    return features
-
-
-def _logit(mass: Floats) -> Array:
-    known = np.minimum(np.maximum(mass.astype(np.float64), FAINTEST), SURE)
-    logit: Array = np.log(known / (1 - known))
-    return logit
 
 
 def _sigmoid(x: Array) -> Array:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.tree import Floats, Ints
+
 Array = NDArray[np.float64]
 
+FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logarithms would drown all others
 KEPT = 128  # rounds
 HANDED_ON = 16  # rounds that stand for all of them in a later process
 
@@ -18,7 +21,7 @@ class Recent:
     """The latest rounds, in the order of their coming. Lists, because numpy's calls take longer than so few numbers."""
 
     def __init__(self) -> None:
-        self._nodes: list[Array] = []  # features [n, 3] of each; never written into
+        self._nodes: list[Array] = []  # features [n, 4] of each; never written into
         self.sizes: list[int] = []  # nodes of each
         self.emitted: list[float] = []  # tokens that each gave, the bonus token included
         self.confidences: list[float] = []  # the target's before each; NaN if unknown
@@ -36,7 +39,7 @@ class Recent:
 
     @property
     def features(self) -> Array:
-        """`[N, 3]` of the nodes of all rounds, one behind the other."""
+        """`[N, 4]` of the nodes of all rounds, one behind the other."""
         return np.concatenate(self._nodes)
 
     def copy(self) -> Recent:
@@ -76,10 +79,10 @@ class Recent:
         return [self._row_to_json(int(i)) for i in order[np.searchsorted(reached, steps)]]
 
     def _row_to_json(self, i: int) -> dict[str, object]:
-        _, logits, depths = self._nodes[i].T
+        _, rare, common, depths = self._nodes[i].T
         sure = self.confidences[i]
         return {
-            "logits": logits.round(3).tolist(),
+            "logits": (rare + common).round(3).tolist(),
             "depths": depths.astype(int).tolist(),
             "emitted": round(self.emitted[i], 3),
             "confidence": round(sure, 4) if sure == sure else None,
@@ -91,9 +94,23 @@ class Recent:
         recent = cls()
         for one in rounds:
             logits, depths = np.array(one["logits"], np.float64), np.array(one["depths"], np.float64)
-            features = np.stack([np.ones(len(logits)), logits, depths], 1)
+            features = features_of(1 / (1 + np.exp(-logits)), 1 + depths)
             emitted, confidence = np.array([one["emitted"], one["confidence"]], np.float64)  # None becomes NaN
             if not (np.isfinite(features).all() and emitted >= 1):
                 raise ValueError("a round has nodes and emits a token or more")
             recent.add(features, float(emitted), float(confidence), weight / len(rounds))
         return recent
+
+
+def sides(mass: Floats | Array) -> tuple[Array, Array]:
+    """`[N]` log mass, and -log(1 - mass). Their sum is its logit."""
+    known = np.minimum(np.maximum(mass.astype(np.float64), FAINTEST), SURE)
+    return np.log(known), -np.log1p(-known)
+
+
+def features_of(mass: Floats | Array, depths: Ints | Array) -> Array:
+    """`[N, 4]`: 1, the two `sides` of the mass, depth - 1."""
+    features = np.ones((len(mass), 4))
+    features[:, 1], features[:, 2] = sides(mass)
+    features[:, 3] = depths - 1
+    return features

@@ -108,6 +108,15 @@ def test_calibration_halves_the_expected_calibration_error(name: str) -> None:
     )
 
 
+def test_a_drafter_that_is_right_or_random_by_turns_is_seen_through_at_both_ends() -> None:
+    """What it is sure of comes half of the time, and what it thinks unlikely does not come more often for that."""
+    rng, model = np.random.default_rng(1), AcceptanceModel()
+    for mass in rng.choice([0.99, 0.9, 0.5, 0.1, 0.03], 800):
+        model.observe(a_round(sure(1, mass), accepted=int(rng.random() < mass / 2)))
+    certain, even, rare = model.calibrate(np.array([0.99, 0.5, 0.03], np.float32), np.ones(3, np.int64))
+    assert certain == pytest.approx(0.5, abs=0.08) and even == pytest.approx(0.25, abs=0.08) and rare < 0.04
+
+
 def test_reliability_compares_what_was_said_with_what_happened() -> None:
     said, happened = np.array([0.05, 0.05, 0.95, 0.95]), np.array([False, True, True, True])
     found = reliability(said, happened, bins=10)
@@ -353,7 +362,7 @@ def test_there_is_nothing_to_recall_before_a_few_trials() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("weights", [1.0]), ("information", [[float("nan")] * 3] * 3), ("rounds", [{"logits": [1.0]}]), ("rounds", 3),
+    [("weights", [1.0]), ("information", [[float("nan")] * 4] * 4), ("rounds", [{"logits": [1.0]}]), ("rounds", 3),
      ("weight", None), ("paths", ["x"])],
 )  # fmt: skip
 def test_damaged_experience_is_an_error(key: str, value: object) -> None:
@@ -374,6 +383,20 @@ def test_one_bad_round_does_not_end_what_could_be_learned() -> None:
     hopes, known = model.likely(mass, depths, OPTIMISM), model.calibrate(mass, depths)
     assert (known < hopes).all() and (hopes < known + 0.02).all(), "what is known needs no hope"
     np.testing.assert_allclose(model.likely(mass, depths), known, rtol=1e-5)
+
+
+def test_hope_is_shared_among_recent_rounds() -> None:
+    """Of nodes unlike any that were verified little is known however many rounds there were; not each pays for it."""
+    mass, depths = np.full(1, 0.02, np.float32), np.full(1, 6)
+    hopes = []
+    for rounds in (TRIALS, 60):
+        model = AcceptanceModel()
+        for _ in range(rounds):
+            model.observe(a_round(sure(4, 0.5), accepted=1))
+        hopes.append(float(model.likely(mass, depths, OPTIMISM)[0] / model.calibrate(mass, depths)[0]))
+    assert (
+        1 < hopes[1] < hopes[0] < float(model.calibrate(mass, depths, OPTIMISM)[0] / model.calibrate(mass, depths)[0])
+    )
 
 
 def test_rounds_learned_from_together_teach_what_they_teach_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
