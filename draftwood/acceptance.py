@@ -1,9 +1,9 @@
 """How likely a path of given drafter mass is to be accepted, learned from what was accepted before.
 
 A drafter's masses are opinions: too high where its depths are not independent, too low where the target is greedy.
-The model is logit p = a + b · log mass - e · log(1 - mass) + c · (depth - 1) with b > 0, e >= 0 >= c, so that p never
-rises along a path, whatever was learned: beta calibration (Kull et al. 2017, doi 10.1214/17-EJS1338SI) and a slope of
-the depth. Formulas: docs/policies.md; what else was tried: docs/log.md.
+The model is logit p = a + b · log mass - e · log(1 - mass) + c · (depth - 1) with b > 0 and e >= 0: beta calibration
+(Kull et al. 2017, doi 10.1214/17-EJS1338SI) and a slope of the depth. Where c > 0, as for a greedy target, a step that
+the drafter is sure of can raise p by no more than that. Formulas: docs/policies.md; what else was tried: docs/log.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from draftwood.tree import Bools, Floats, Ints
 Array = NDArray[np.float64]
 
 NEUTRAL = np.array([0.0, 1.0, 1.0, 0.0])  # a, b, e, c that believe the drafter
-LOWEST, HIGHEST = np.array([-6.0, 0.25, 0.0, -2.0]), np.array([3.0, 4.0, 4.0, 0.0])
+LOWEST, HIGHEST = np.array([-6.0, 0.25, 0.0, -2.0]), np.array([3.0, 4.0, 4.0, 0.5])
 PRIOR = np.diag([0.5, 10.0, 10.0, 100.0])  # how firmly the neutral values are held, in nodes of even odds
 MEMORY = 1 - 1 / 256  # of a drafted round's evidence, per later drafted round
 RECENT = 1 - 1 / 64  # of a drafted round's weight in the outlook, per later round of any kind
@@ -107,10 +107,7 @@ class AcceptanceModel:
         return max(3 * nlargest(2, self._recent.sizes)[-1] // 2, LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
-        """`[N]` probabilities that each path is accepted: in [0, 1], never rising along a path.
-
-        With `optimism`, so many standard errors higher, and then they may rise.
-        """
+        """`[N]` probabilities, from 0 to 1, that each path is accepted; with `optimism` so many standard errors higher."""
         # Written out: beside forwards, which empty the caches, products of so small matrices take twice as long.
         a, b, e, c = self.weights.tolist()
         faint, sure = sides(mass)

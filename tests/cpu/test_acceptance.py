@@ -18,6 +18,7 @@ from draftwood.acceptance import (
     KINDS,
     LEAST_GROWN,
     RECALLED,
+    SHALLOWEST,
     TOGETHER,
     TRIAL_NODES,
     TRIALS,
@@ -162,14 +163,32 @@ def histories(draw: st.DrawFn) -> tuple[AcceptanceModel, Tree]:
 
 @given(histories())
 @settings(max_examples=40)
-def test_probabilities_never_rise_along_a_path_whatever_was_learned(
-    case: tuple[AcceptanceModel, Tree],
-) -> None:
+def test_probabilities_rise_along_a_path_by_no_more_than_the_depth_adds(case: tuple[AcceptanceModel, Tree]) -> None:
     model, tree = case
     before = tree.mass.copy()
-    p = np.append(np.float32(1), model.calibrate(tree.mass[1:], tree.depths[1:]))
-    assert (p[1:] <= p[tree.parents[1:]]).all() and (p >= 0).all() and p.dtype == np.float32
+    p = model.calibrate(tree.mass[1:], tree.depths[1:])
+    assert (p >= 0).all() and (p <= 1).all() and p.dtype == np.float32
+    with np.errstate(divide="ignore"):
+        odds = np.append(np.inf, p.astype(float) / (1 - p.astype(float)))
+    most = np.exp(max(float(model.weights[3]), 0.0)) * odds[tree.parents[1:]]
+    assert (odds[1:] <= most * (1 + 1e-5) + 1e-9).all()
     assert np.array_equal(tree.mass, before)
+
+
+def test_a_greedy_target_takes_more_of_a_long_path_than_its_mass_says() -> None:
+    """Each step is likelier to be right than its probability, so the longer a path, the more so."""
+    rng, model = np.random.default_rng(1), AcceptanceModel()
+    steps = chain(6)
+    for _ in range(400):
+        wrong = np.flatnonzero(rng.random(6) > 0.8)
+        model.observe(
+            a_round(
+                replace(steps, mass=(0.7 ** np.arange(7)).astype(np.float32)),
+                accepted=int(wrong[0]) if len(wrong) else 6,
+            )
+        )
+    depths = np.arange(1, 7)
+    np.testing.assert_allclose(model.calibrate((0.7**depths).astype(np.float32), depths), 0.8**depths, atol=0.07)
 
 
 def test_masses_of_nothing_and_of_almost_nothing_are_harmless() -> None:
@@ -519,7 +538,7 @@ def test_the_depth_worth_drafting_follows_how_long_paths_are() -> None:
     assert model.depth == 5, "one longer path is luck"
     for _ in range(60):
         model.observe(a_round(chain(3), 0))
-    assert model.depth == 4, "a look must be able to show better"
+    assert model.depth == SHALLOWEST, "a look must be able to show better"
 
 
 def test_the_width_worth_drafting_follows_what_trees_use() -> None:
