@@ -107,7 +107,7 @@ class AcceptanceModel:
         return max(3 * nlargest(2, self._recent.sizes)[-1] // 2, LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
-        """`[N]` probabilities that each path is accepted, from 0 to 1; with `optimism`, so many standard errors more."""
+        """`[N]` probabilities that each path is accepted; with `optimism`, so many standard errors higher."""
         # Written out: beside forwards, which empty the caches, products of so small matrices take twice as long.
         a, b, e, c = self.weights.tolist()
         faint, sure = sides(mass)
