@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 from draftwood import registry
 from draftwood.config import config
@@ -18,7 +17,7 @@ from draftwood.store import cached_file, read_json, write_json
 from draftwood.target import Target
 
 
-def build_engine(target: Target, drafter_name: str | Sequence[str], policy: Policy) -> Engine:
+def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -> Engine:
     """An engine for a loaded target. What its latency model learns is kept between processes.
 
     Where several processes hold the target, each has the drafter, and the leading one measures and remembers for all.

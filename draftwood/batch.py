@@ -60,6 +60,7 @@ class _Begun:
     costs: Mapping[Policy, Costs]  # as expected before the round
     proposals: list[Proposal | None]  # for each part what its tree was chosen from
     first: bool  # drafts where the round before it did not
+    typical: bool  # everyone was drafted for who could be
 
 
 class _Kind(NamedTuple):
@@ -120,6 +121,9 @@ class Batch:
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
         self._rounds.join(request, prefix)
+        alone = self.requests if len(self.requests) == 1 else []  # what it learned until now is its own, too
+        for one in (*alone, request):
+            one.own = one.acceptance.child()  # not before: another thread may be making requests
         if not self.requests:  # beside others it starts from a model of its own
             request.acceptance.turn()
         self.requests.append(request)
@@ -154,12 +158,13 @@ class Batch:
             costs = self._chooser.costs(load)
             drafts = self._chooser.drafts(load, costs)
             first, self._drafted = not self._drafted, any(drafts)
+            typical = drafts == self._chooser.able(writing)
         proposed = self._rounds.propose(writing, drafts, clock)
         with clock("choose"):
             trees = self._decide(lambda: self._chooser.choose(load, proposed, costs))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
-        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], first)
+        return _Begun(start, clock, parts, costs, [*proposed, *(None for _ in chunks)], first, typical)
 
     def _chunks(self) -> list[Part]:
         """What this round reads of prompts, first come, first served."""
@@ -207,8 +212,8 @@ class Batch:
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                plain_s = begun.costs[part.request.policy].plain_s if len(writing) == 1 else None
-                part.request.acceptance.observe(record, drafted == len(writing), plain_s)
+                plain_s = begun.costs[part.request.policy].plain_s if len(parts) == 1 else None
+                part.request.acceptance.observe(record, begun.typical, plain_s)
                 if len(writing) > 1:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work

@@ -69,8 +69,9 @@ class Chat:
         return commands[name](rest.strip())
 
     def _set_policy(self, spec: str) -> str:
-        self.policy = registry.policy(spec).name
-        return f"Policy: {self.policy}."
+        name = registry.policy(spec).name
+        self.policy = spec
+        return f"Policy: {name}."
 
     def _set_temperature(self, text: str) -> str:
         try:

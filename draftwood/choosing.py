@@ -46,6 +46,11 @@ class Load:
                 groups.setdefault(request.policy, []).append(i)
         return groups
 
+    def most(self, policy: Policy) -> int:
+        """Nodes that a round may verify under a policy: of all requests together, where it decides for them."""
+        several = len(self.writing) if isinstance(policy, Joint) else 1
+        return max(policy.n_max, min(several * policy.n_max, MOST_TOGETHER))
+
 
 class Chooser:
     """Asks the policies of one batch."""
@@ -55,13 +60,17 @@ class Chooser:
     ) -> None:
         """As for `Batch`."""
         self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
-        self._idle = 0  # rounds since all requests were drafted for
+        self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
         policies = {request.policy for request in load.writing}
-        return {policy: self._price(policy, policy.n_max, load, load.beside) for policy in policies}
+        costs = {policy: self._price(policy, load.most(policy), load, load.beside) for policy in policies}
+        if len(load.writing) == 1 < load.requests:  # readers beside it are not drafted for
+            draft_s = self.draft_s(1, load.context)
+            return {policy: replace(price, draft_s=draft_s) for policy, price in costs.items()}
+        return costs
 
     def _price(self, policy: Policy, n_max: int, load: Load, beside: int) -> Costs:
         # Those that read take part: the model of as many writers alone hardly ever learns in a batch that stays full.
@@ -77,8 +86,7 @@ class Chooser:
 
     def drafts(self, load: Load, costs: Mapping[Policy, Costs]) -> list[bool]:
         """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
-        writing, groups = load.writing, load.groups
-        able = [self._has_drafter and request.remaining > 1 for request in writing]
+        writing, groups, able = load.writing, load.groups, self.able(load.writing)
         drafts = list(able)
         for i, request in enumerate(writing):
             if able[i] and not any(i in members for members in groups.values()):
@@ -88,11 +96,17 @@ class Chooser:
             prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
             seconds = [self.draft_s(k, load.context) for k in range(1 + len(members))]
             price = costs[writing[members[0]].policy] if members else None
-            chosen = policy.together(prospects, self._idle, price, seconds) if price else []
+            idle = self._idle.get(policy, 0)
+            chosen = policy.together(prospects, idle, price, seconds) if price else []
+            self._idle[policy] = 0 if all(chosen) else idle + 1
             for i, asks in zip(members, chosen, strict=True):
                 drafts[i] = asks
-        self._idle = 0 if drafts == able else self._idle + 1
+        self._idle = {policy: idle for policy, idle in self._idle.items() if policy in groups}
         return drafts
+
+    def able(self, writing: Sequence[Request]) -> list[bool]:
+        """Who may be drafted for at all."""
+        return [self._has_drafter and request.policy.n_max > 0 and request.remaining > 1 for request in writing]
 
     def _wants(self, request: Request, costs: Costs, alone: bool) -> bool:
         """What a request's own policy says, which is not asked behind every token of one that is alone and rests."""
@@ -140,4 +154,6 @@ def mean_context(requests: Sequence[Request]) -> int:
 def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
     """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others pay."""
     mass, model = tree.mass[1:], request.acceptance if alone else request.own
+    if not len(tree):
+        return mass
     return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass

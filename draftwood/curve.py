@@ -169,6 +169,22 @@ class Curve:
         return cls(curve)
 
 
+def extended(x: Array, knots: Array, values: Array) -> Array:
+    """Linear interpolation that goes on beyond the last knot with the last slope, but never falls there."""
+    inside = np.interp(x, knots, values)
+    if len(knots) == 1:
+        return inside
+    slope = max(values[-1] - values[-2], 0.0) / (knots[-1] - knots[-2])
+    beyond: Array = inside + slope * np.maximum(x - knots[-1], 0.0)
+    return beyond
+
+
+def seconds_at(width: int, seconds: Array) -> float:
+    """Of a forward of `width` tokens, given those at `WIDTHS`."""
+    known = width <= WIDTHS[-1]
+    return float(parts_of(width) @ seconds if known else extended(np.array([float(width)]), WIDTHS, seconds)[0])
+
+
 @functools.cache
 def parts_of(width: int) -> Array:
     """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""

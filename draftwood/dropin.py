@@ -11,7 +11,7 @@ distribution when sampling. transformers passes no streamer on to a custom decod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -33,7 +33,7 @@ NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidd
 class CustomGenerate:
     """A decoding method for `generate`. Keeps the target, drafter and what was learned between calls."""
 
-    def __init__(self, drafter: str | Sequence[str] = registry.UNTRAINED, policy: str = "bastion") -> None:
+    def __init__(self, drafter: registry.Named = registry.UNTRAINED, policy: str = "bastion") -> None:
         self._drafter_name = drafter
         self._policy = registry.policy(policy)
         self._engine: Engine | None = None
@@ -97,7 +97,7 @@ class CustomGenerate:
         return self._engine
 
 
-def custom_generate(drafter: str | Sequence[str] = registry.UNTRAINED, policy: str = "bastion") -> CustomGenerate:
+def custom_generate(drafter: registry.Named = registry.UNTRAINED, policy: str = "bastion") -> CustomGenerate:
     """A decoding method for `model.generate(custom_generate=...)`; one sequence at a time."""
     return CustomGenerate(drafter, policy)
 
@@ -119,6 +119,7 @@ def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
 
 def _rule(processor: Any, device: torch.device) -> Rule:
     def apply(tokens: list[int], scores: Tensor) -> Tensor:
-        return processor(torch.tensor([tokens], device=device), scores[None].clone())[0]  # some write into it
+        scores_there = scores[None].to(device, copy=True)  # where the prompt is; and some write into it
+        return processor(torch.tensor([tokens], device=device), scores_there)[0].to(scores.device)
 
     return apply

@@ -20,7 +20,7 @@ from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Policy
 from draftwood.request import Request
 from draftwood.rounds import HostRounds, Rounds
-from draftwood.sampling import Rule, Sampler, Sampling
+from draftwood.sampling import Rule, Sampler, Sampling, finite
 from draftwood.target import Target
 
 BACKENDS = ("auto", "host", "device")
@@ -68,7 +68,7 @@ class Engine:
         self.tap()
 
     def tap(self) -> None:
-        """Let the target give what this engine's drafter reads. Before each turn of engines that share a target."""
+        """Let the target give what this engine's drafter reads. Before each round: engines may share a target."""
         self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
     def fresh(self) -> Engine:
@@ -131,6 +131,7 @@ class Engine:
         try:
             batch.join(request)
             while not request.finished:
+                self.tap()
                 yield from batch.round().values()
         finally:
             batch.close()
@@ -155,10 +156,10 @@ class Engine:
         """A request that may join a batch. Raises BadInput for one that cannot be served."""
         self.check(prompt, max_new_tokens)
         sampling, policy = sampling or Sampling(), policy or self.policy
-        end = min(self.target.context_limit, len(prompt) + max_new_tokens)
+        end = min(self.target.context_limit, len(prompt) + int(max_new_tokens))
         acceptance = self.acceptance(policy.name, sampling.temperature)
         sampler = Sampler(sampling, prompt, rule)
-        return Request(sampler, len(prompt), end, policy, acceptance, acceptance.child(), stop_ids)
+        return Request(sampler, len(prompt), end, policy, acceptance, stop_ids)
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise BadInput for a request that cannot be served."""
@@ -177,8 +178,8 @@ class Engine:
                 f"The prompt has {len(prompt)} tokens, but {self.target.name} has a context window of {limit}; "
                 "shorten the prompt or name a target with a longer window."
             )
-        if max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens is {max_new_tokens}; it must be 1 or more.")
+        if not finite(max_new_tokens) or max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
+            raise BadInput(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 1 up.")
 
     def latency_of(self, requests: int) -> LatencyModel:
         """What is known of rounds of so many requests; sizes above 4 share a model with the next power of two."""

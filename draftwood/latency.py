@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.curve import WIDTHS, Array, Curve, Level, parts_of
+from draftwood.curve import WIDTHS, Array, Curve, Level, extended, parts_of, seconds_at
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Errors, Round, prediction_errors
@@ -172,9 +172,9 @@ class LatencyModel:
         if key not in self._costs:
             if len(self._costs) == MOST_KEPT:  # where nothing is learned for long
                 self._costs.clear()
-            widths, pace = np.arange(1, 2 + n_max), exp(self._pace)
-            verify = pace * np.interp(widths, WIDTHS, self._verify_curve(context))
-            host = pace * np.interp(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
+            widths, pace = np.arange(1.0, 2 + n_max), exp(self._pace)
+            verify = pace * extended(widths, WIDTHS, self._verify_curve(context))
+            host = pace * extended(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
             plain_s = float(verify[0]) + pace * self._plain_host_s()
             draft_s = pace * self._draft_s(context)
             resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
@@ -184,10 +184,10 @@ class LatencyModel:
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
         pace = exp(self._pace)
-        verify = pace * float(parts_of(1 + n + padding) @ self._verify_curve(context))
+        verify = pace * seconds_at(1 + n + padding, self._verify_curve(context))
         if not drafted:
             return {"verify": verify, "aux": pace * self._plain_host_s()}
-        host = float(parts_of(1 + n) @ self._learned.host.seconds(HOST_PRIOR))
+        host = seconds_at(1 + n, self._learned.host.seconds(HOST_PRIOR))
         return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
 
     def observe(self, *rounds: Round, first: bool = False) -> None:
@@ -199,7 +199,7 @@ class LatencyModel:
         self._latest.extend(rounds)
         like, usually = rounds[0], exp(-self._pace)
         warm = rounds[like.width not in self._warm :]  # a width's first forward makes kernels: no word on the next ones
-        if warm and like.seconds.get("verify", 0.0) > 0:
+        if warm and like.seconds.get("verify", 0.0) > 0 and like.width <= WIDTHS[-1]:
             self._learn_verify(warm, usually)
         self._warm.add(like.width)
         teaches = self._teaches(like.context, first)
@@ -207,7 +207,7 @@ class LatencyModel:
             if (draft := round.seconds.get("draft", 0.0)) > 0:
                 self.observe_draft(draft, round.context, first)
         hosts = [round.total_s - round.seconds.get("verify", 0.0) - round.seconds.get("draft", 0.0) for round in rounds]
-        if (host := median(hosts)) > 0 and like.drafted and teaches:
+        if (host := median(hosts)) > 0 and like.drafted and teaches and like.n < WIDTHS[-1]:
             self._learned.host.learn(1 + like.n, host * usually, HOST_PRIOR, len(rounds))
         for host in () if like.drafted else hosts:
             if host > 0:

@@ -104,11 +104,11 @@ class Lean:
         )
 
     def _qk_norm(self, attention: Any) -> Tensor | None:
-        """`[H + G, D]`, a row for each head (Qwen3)."""
+        """`[H + G, D]`, a row for each head (Qwen3): a copy, which does not follow what the model's owner trains."""
         if "q_norm" not in attention._modules:
             return None
         query, key = attention.q_norm.weight, attention.k_norm.weight
-        return torch.cat([query.expand(self.shape.heads, -1), key.expand(self.shape.kv_heads, -1)])
+        return torch.cat([query.expand(self.shape.heads, -1), key.expand(self.shape.kv_heads, -1)]).detach()
 
     @property
     def kind(self) -> str:
@@ -134,6 +134,9 @@ class Lean:
         for block, layer in zip(self.model.model.layers, self._layers, strict=True):
             if block.self_attn.q_proj.weight.data_ptr() != next(layer.qkv.parameters()).data_ptr():
                 return self._collect_anew()
+            if (norm := self._qk_norm(block.self_attn)) is not None and layer.qk_norm is not None:
+                with torch.inference_mode():  # in place, where captured graphs and compiled operators read it
+                    layer.qk_norm.copy_(norm)
 
     def release(self) -> None:
         """Nothing of the model was exchanged."""

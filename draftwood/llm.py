@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike, fspath
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from draftwood.drafters.base import Carded
 from draftwood.embedded import embedded_target
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
-from draftwood.loading import load_target, load_tokenizer, parse_device
+from draftwood.loading import load_target, load_tokenizer, parse_device, tokenized
 from draftwood.parallel import ALONE, Group
 from draftwood.policies.base import Policy
 from draftwood.sampling import Sampling
@@ -214,7 +215,7 @@ class LLM:
         """The same models, for comparisons: nothing learned from texts, and prices that it corrects for itself."""
         return LLM(self.engine.fresh(), self.tokenizer)
 
-    def with_drafter(self, drafter: str | Sequence[str]) -> LLM:
+    def with_drafter(self, drafter: registry.Named) -> LLM:
         """The same target with other drafters, for comparisons. Raises BadInput, BadModel."""
         return LLM(build_engine(self.target, drafter, self.engine.policy), self.tokenizer)
 
@@ -226,12 +227,12 @@ class LLM:
         if raw or self.tokenizer.chat_template is None:
             if not isinstance(prompt, str) or system is not None:
                 raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
-            return list(_told(self.tokenizer, prompt).input_ids)
+            return list(tokenized(self.tokenizer, prompt).input_ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system is not None:
             messages.insert(0, {"role": "system", "content": _readable(system)})
         template = self.tokenizer.apply_chat_template
-        return list(_told(template, messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+        return list(tokenized(template, messages, add_generation_prompt=True, return_dict=True)["input_ids"])
 
     def stream(
         self,
@@ -244,7 +245,7 @@ class LLM:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Iterable[str] | None = (),
         system: str | None = None,
         raw: bool = False,
         policy: str | Policy | None = None,
@@ -259,11 +260,10 @@ class LLM:
         rule = self.engine.policy if policy is None else _policy(policy)
         ids = self.encode(prompt, system, raw)
         self.engine.check(ids, max_new_tokens)
-        stops = (stop,) if isinstance(stop, str) else stop
         steps = self.engine.run(ids, max_new_tokens, sampling, self.stop_ids, policy=rule)
         templated = not raw or self.tokenizer.chat_template is None
         ended = partial(self._watch, temperature, templated)
-        return Stream(steps, TextStream(self.tokenizer, stops), self.stop_ids, len(ids), rule.name, ended)
+        return Stream(steps, TextStream(self.tokenizer, stop), self.stop_ids, len(ids), rule.name, ended)
 
     def generate(self, prompt: str | Messages, **options: Any) -> Generation:
         """The whole answer; takes what `stream` takes."""
@@ -279,8 +279,8 @@ class LLM:
 
 
 def load(
-    target: str | None = None,
-    drafter: str | Sequence[str] | None = None,
+    target: str | PathLike[str] | None = None,
+    drafter: registry.Named | None = None,
     policy: str | Policy | None = None,
     *,
     dtype: str = "auto",
@@ -301,7 +301,7 @@ def load(
     """
     group = Group.join() if tensor_parallel else ALONE
     rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
-    name = str(embedded_target()) if target is None else target
+    name = str(embedded_target()) if target is None else fspath(target)
     if drafter is None:
         drafter = default_drafters(target is None, parse_device(group.place(device)))
     weigh = partial(registry.drafter_bytes, drafter)
@@ -318,14 +318,6 @@ def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
 
 def _policy(policy: str | Policy) -> Policy:
     return registry.policy(policy) if isinstance(policy, str) else policy
-
-
-def _told(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
-    """What a tokenizer or its template makes of a prompt. Raises BadInput for one that it refuses."""
-    try:
-        return encode(*prompt, **options)
-    except Exception as error:  # a template raises whatever its author wrote
-        raise BadInput(f"The tokenizer or its chat template refuses this prompt: {error}") from error
 
 
 def _readable(system: str) -> str:

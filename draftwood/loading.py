@@ -67,6 +67,14 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedToke
     return _from_pretrained(AutoTokenizer, name, trust_remote_code=trust_remote_code)
 
 
+def tokenized(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
+    """What a tokenizer or its template makes of a prompt. Raises BadInput for one that it refuses."""
+    try:
+        return encode(*prompt, **options)
+    except Exception as error:  # a template raises whatever its author wrote
+        raise BadInput(f"The tokenizer or its chat template refuses this prompt: {error}") from error
+
+
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return choose_dtype(device).dtype

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DRAWN_TOGETHER, DRAW_COPIES = 32, 4  # rows that are drawn from at once, and float64 copies of their scores
 LEAST_REQUEST = 512  # tokens: a model that leaves no room for these is of no use
+GROUP = Path("/sys/fs/cgroup")  # where Linux tells a container's limits
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -73,11 +74,19 @@ def _system_free() -> int | None:
 
 def _group_free() -> int | None:
     """What a container's limit leaves, its page cache not counted as used."""
+    if (limit := group_limit()) is None:
+        return None
     with contextlib.suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup")
-        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((GROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
         return max(0, limit - used + int(stat["file"]))
+    return None
+
+
+def group_limit() -> int | None:
+    """What a container may have in all; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((GROUP / "memory.max").read_text())
     return None
 
 

@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.curve import extended
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.store import read_json, write_json
@@ -92,7 +93,7 @@ class ConvexCosts:
         Outside the measured contexts the nearest one counts; beyond the widths the last slope goes on.
         """
         at = [np.interp(context, self.contexts, column) for column in self.seconds.T]
-        verify = _extended(np.arange(1.0, 2 + n_max), self.widths, np.array(at))
+        verify = extended(np.arange(1.0, 2 + n_max), self.widths, np.array(at))
         return Costs(float(verify[0]), self.draft_s, np.zeros(1 + n_max), verify)
 
 
@@ -157,13 +158,3 @@ def nonnegative_least_squares(a: Array, b: Array) -> Array:
             x[~free] = 0.0
         x = best
     return x
-
-
-def _extended(x: Array, knots: Array, values: Array) -> Array:
-    """Linear interpolation that goes on beyond the last knot with the last slope."""
-    inside = np.interp(x, knots, values)
-    if len(knots) == 1:
-        return inside
-    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
-    beyond: Array = inside + slope * np.maximum(x - knots[-1], 0.0)
-    return beyond

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from draftwood.policies.base import Policy
 if TYPE_CHECKING:
     from draftwood.drafters.base import Drafter
     from draftwood.target import Target
+
+Named = str | PathLike[str] | Sequence[str | PathLike[str]]  # one drafter or several
 
 POLICIES = "draftwood.policies"
 DRAFTERS = "draftwood.drafters"
@@ -60,7 +63,7 @@ def policy(spec: str) -> Policy:
     return rule
 
 
-def drafter(spec: str | Sequence[str], target: Target) -> Drafter | None:
+def drafter(spec: Named, target: Target) -> Drafter | None:
     """A drafter for `target`: `none`, `ngram`, `kind:argument`, or a folder or Hub name in DFlash's format.
 
     Several of them, as a sequence or joined by +, propose together. Raises BadInput for a name that is none of these,
@@ -79,13 +82,13 @@ def drafter(spec: str | Sequence[str], target: Target) -> Drafter | None:
     return made
 
 
-def drafter_specs(spec: str | Sequence[str]) -> list[str]:
+def drafter_specs(spec: Named) -> list[str]:
     """`"ngram+recycling"` or `["ngram", "recycling"]` -> each by itself. A folder's name may hold a + of its own."""
-    given = [spec] if isinstance(spec, str) else spec
+    given = [fspath(each) for each in ([spec] if isinstance(spec, str | PathLike) else spec)]
     return [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
 
 
-def drafter_bytes(spec: str | Sequence[str], itemsize: int) -> int:
+def drafter_bytes(spec: Named, itemsize: int) -> int:
     """Bytes of the weights of drafters that are not loaded yet, as far as they can be counted. Raises as `drafter`."""
     from draftwood.drafters.base import Weighed  # imports torch
 

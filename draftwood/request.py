@@ -22,12 +22,13 @@ class Request:
     end: int  # tokens that prompt and answer may have together
     policy: Policy
     acceptance: AcceptanceModel  # of requests of its kind
-    own: AcceptanceModel  # of its own text, which counts where requests compete
     stop_ids: frozenset[int] = frozenset()
     likelihoods: int | None = None  # how many alternatives are told of each token; None: not even its own likelihood
     filled: int = 0  # tokens in the caches
     finished: bool = False
     start: float = field(default_factory=perf_counter)
+    # Of its own text, for where requests compete: from joining on.
+    own: AcceptanceModel = field(init=False, repr=False)
 
     @property
     def root(self) -> int:

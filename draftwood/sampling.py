@@ -26,8 +26,12 @@ AT_ONCE = 16  # positions whose draws are decided together: to set a generator u
 Rule = Callable[[list[int], "Tensor"], "Tensor"]
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not _finite(value):
+            if not finite(value):
                 raise BadInput(f"{field.name} is {value!r}; it must be a finite number.")
             whole = field.name in ("top_k", "seed")
             if whole and (value != int(value) or not 0 <= value < 2**63):

@@ -14,12 +14,14 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import TypeAdapter, ValidationError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
@@ -290,11 +292,19 @@ def _gpus(device: str) -> float:
 
 
 def _value(name: str, text: str) -> Any:
-    """A setting of the environment: JSON where it is some, else the text."""
+    """A setting of the environment: JSON where it is some, else the text. Raises BadInput if it is of no use there."""
+    value: Any = text
+    if name not in TEXTS:
+        with suppress(ValueError):
+            value = json.loads(text)
+    if name == "cors" and isinstance(value, str):
+        value = [value]
+    kind = (get_type_hints(Options) | get_type_hints(build_app)).get(name, Any)
     try:
-        return text if name in TEXTS else json.loads(text)
-    except ValueError:
-        return text
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        told = kind.__name__ if isinstance(kind, type) else kind
+        raise BadInput(f"DRAFTWOOD_SERVE_{name.upper()} is {text!r}; expected {told}.") from None
 
 
 def __getattr__(name: str) -> Any:

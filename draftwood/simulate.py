@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -112,9 +112,9 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
         model.observe(record, plain_s=costs.plain_s)
-        played.rounds.append(record)
         played.clipped += _clipped(tree, record.draft)
         tokens = min(1 + record.accepted, end - at)
+        played.rounds.append(replace(record, path=record.path[: tokens - 1]))  # as the engine ends an answer
         played.tokens, played.seconds, at = played.tokens + tokens, played.seconds + record.total_s, at + tokens
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,9 @@ def write_json(path: Path, content: object) -> None:
     except BaseException:  # or a full disk would fill up with these
         scratch.unlink(missing_ok=True)
         raise
+
+
+def differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """What is not as asked, for a sentence; empty if all is."""
+    changed = [name for name, value in asked.items() if found.get(name) != value]
+    return ", ".join(f"{name} {found.get(name)!r} instead of {asked[name]!r}" for name in changed)

@@ -82,6 +82,7 @@ class Target:
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
         self.attach()
+        self.tap_layers: tuple[int, ...] = ()
         self.tap(tap_layers)
         try:
             check_tree_attention(self)
@@ -188,8 +189,9 @@ class Target:
     # --- forwards ----------------------------------------------------------------------------------------
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
-        self.tap_layers = tuple(layers)
-        self.path.tap(layers)
+        if tuple(layers) != self.tap_layers:
+            self.tap_layers = tuple(layers)
+            self.path.tap(layers)
 
     def new_cache(self, capacity: int, requests: int = 1) -> KVCache:
         return KVCache(self.num_layers, [self.new_row(capacity) for _ in range(requests)])

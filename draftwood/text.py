@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from draftwood.errors import BadInput
@@ -17,11 +17,12 @@ class Decoder(Protocol):
 class TextStream:
     """Turns one request's tokens into text pieces whose concatenation is the text."""
 
-    def __init__(self, tokenizer: Decoder, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Decoder, stops: str | Iterable[str] | None = ()) -> None:
+        stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         if not all(isinstance(s, str) and s for s in stops):
             raise BadInput("A stop string is empty; give the text at which to stop.")
         self._tokenizer = tokenizer
-        self._stops = tuple(stops)
+        self._stops = stops
         self._ids: list[int] = []
         self._start = self._read = 0  # decoding [start:] sees enough context; [:read] is already text
         self._held = ""  # text that could still become a stop string

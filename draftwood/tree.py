@@ -84,6 +84,8 @@ class Tree:
 
     def up_to_depth(self, depth: int) -> Tree:
         """The tree without its nodes below `depth`; order and masses stay."""
+        if depth >= len(self):  # none is deeper than there are nodes
+            return self
         keep = self.depths <= depth
         if keep.all():
             return self

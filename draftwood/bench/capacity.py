@@ -210,9 +210,7 @@ def _request(policy: Policy, script: Script, acceptance: AcceptanceModel) -> Req
     answer = script.answer
     sampler = Sampler(Sampling(answer.temperature), [0] * answer.prompt_tokens + [int(answer.tokens[0])])
     end = answer.prompt_tokens + len(answer.tokens)
-    return Request(
-        sampler, answer.prompt_tokens, end, policy, acceptance, acceptance.child(), filled=answer.prompt_tokens
-    )
+    return Request(sampler, answer.prompt_tokens, end, policy, acceptance, filled=answer.prompt_tokens)
 
 
 def load_table(name: str, loads: Sequence[Load]) -> Table:

@@ -116,8 +116,9 @@ class Crowd:
     def _engine(self, method: str) -> Engine:
         policy = registry.policy(method)
         if method != PLAIN:
-            fresh = self._llm.engine.fresh()
-            return Engine(fresh.target, fresh.drafter, policy, fresh.latency)
+            engine = self._llm.engine.fresh()
+            engine.policy = policy
+            return engine
         target = self._llm.target
         return Engine(target, None, policy, LatencyModel(self._llm.engine.latency.machine, target.work))
 

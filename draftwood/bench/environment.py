@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from draftwood.memory import group_limit
 from draftwood.processor import processor
 
 PACKAGES = ("draftwood", "torch", "transformers", "tokenizers", "numpy", "datasets", "triton")
@@ -77,9 +78,11 @@ def usable_cores() -> int | None:
 
 
 def memory_bytes() -> int | None:
+    """What this process may use, where the system tells."""
     if sys.platform == "win32":
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, group_limit() or physical)
 
 
 def gpu(index: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,3 +34,14 @@ def save_figure(path: Path, draw: Callable[[Axes], None], size: tuple[float, flo
     figure = Figure(figsize=size, layout="constrained")
     draw(figure.subplots())
     figure.savefig(path, dpi=120)
+
+
+def save_figures(folder: Path, drawings: Mapping[str, Callable[[Axes], None]]) -> str:
+    """A PNG for each name; returns a sentence that says what happened, for without matplotlib there are none."""
+    try:
+        for name, draw in drawings.items():
+            save_figure(folder / f"{name}.png", draw)
+    except MissingExtra:
+        return "No plots: matplotlib is not installed (pip install draftwood[bench])."
+    first, *others = (f"{name}.png" for name in drawings)
+    return f"Plots: {', '.join([str(folder / first), *others])}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -240,14 +240,22 @@ def draw_positions(axes: Axes, story: Story) -> None:
 
 
 def positions(story: Story) -> Mapping[str, list[float]]:
-    """Conditional acceptance of the likeliest chain and of a tree."""
-    shapes = {"likeliest chain": "dflash", f"tree of {TREE} nodes": f"ddtree:{TREE}"}
-    found = {}
-    for label, spec in shapes.items():
-        lengths = [r.accepted for r in replay(policy(spec), story.texts, story.prices).rounds if r.n]
-        reached = [sum(length >= d for length in lengths) for d in range(1 + max(lengths, default=0) + 1)]
-        found[label] = [b / a for a, b in pairwise(reached) if a >= LEAST_ROUNDS]
-    return found
+    """Conditional acceptance of the likeliest chain and of a tree. A text's last round is left out: it was cut off."""
+    shapes = {"likeliest chain": policy("dflash"), f"tree of {TREE} nodes": policy(f"ddtree:{TREE}")}
+    return {
+        label: list(conditional([r for text in story.texts for r in replay(rule, [text], story.prices).rounds[:-1]]))
+        for label, rule in shapes.items()
+    }
+
+
+def conditional(rounds: Sequence[Round]) -> Iterator[float]:
+    """Share of the rounds accepted up to a position, and with nodes beyond it, that went on: as long as there are
+    enough."""
+    for d in count():
+        went_on = [r.accepted > d for r in rounds if r.accepted >= d and r.depths.max(initial=0) > d]
+        if len(went_on) < LEAST_ROUNDS:
+            return
+        yield sum(went_on) / len(went_on)
 
 
 def draw_widths(axes: Axes, story: Story) -> None:

@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, read_cells, write_table
+from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, write_table
 from draftwood.bench.measure import turns
-from draftwood.bench.prompts import Prompt, by_dataset, load_prompts
-from draftwood.bench.records import check_writable, unwritable
+from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
+from draftwood.bench.records import check_writable
+from draftwood.bench.results import Results
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
 from draftwood.bench.worse import Worse
 from draftwood.engine import Engine
@@ -251,17 +252,21 @@ def rate(total: Totals) -> float:
 
 
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
-    """Measure what is missing and write grid.jsonl, grid.json and README.md into `options.out`."""
+    """Measure what is missing and write groups.jsonl, grid.json and README.md into `options.out`."""
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.limit] for name, prompts in whole.items()}
     if not sets:
         raise BadInput("There are no prompts; name data sets or files with --prompts.")
-    done = read_cells(options.out / "grid.jsonl")
-    todo = [place for place in places(list(sets), options.full) if place not in {c.place for c in done}]
     llm = load()
     if llm.drafter is None:
         raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")
+    results = Results(options.out, conditions(llm, whole, options))
+    try:
+        done = [Cell.of_json(row) for row in results.rows()]
+    except (KeyError, TypeError):
+        raise BadInput(f"--out {options.out} holds cells of another version; name another folder.") from None
+    todo = [place for place in places(list(sets), options.full) if place not in {c.place for c in done}]
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
@@ -269,15 +274,27 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         ahead = beside(whole, place.dataset, options.limit)
         cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
         done.append(cell)
-        try:
-            with (options.out / "grid.jsonl").open("a") as file:
-                file.write(json.dumps(cell.to_json()) + "\n")
-            write_table(options.out, done)
-        except OSError as error:
-            raise unwritable(options.out, error) from None
+        results.add(place.name, [cell.to_json()])
+        write_table(options.out, done)
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
                       f"{cell.of_fixed:.3f}  ({cell.seconds:.0f} s)")  # fmt: skip
     return done
+
+
+def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOptions) -> dict[str, Any]:
+    """What must be the same in all cells of a folder."""
+    target, drafter = llm.target, llm.drafter
+    return {
+        "target": Path(target.name).name,
+        "drafter": Path(drafter.name).name if drafter else None,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "path": target.path.kind,
+        "device": str(target.device),
+        "prompts": fingerprint([prompt for prompts in sets.values() for prompt in prompts]),
+        "limit": options.limit,
+        "max_new_tokens": options.max_new_tokens,
+        "seed": options.seed,
+    }
 
 
 def fits(llm: LLM, place: Place, prompts: Sequence[Prompt], options: GridOptions) -> bool:

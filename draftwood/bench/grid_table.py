@@ -1,4 +1,4 @@
-"""What `draftwood bench grid` found: its cells on disk, and the tables that sum them up."""
+"""What `draftwood bench grid` found: a cell, and the tables that sum cells up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from draftwood.bench.environment import environment
+from draftwood.bench.records import writing
 from draftwood.bench.stats import PLAIN, jsonable
-from draftwood.errors import BadInput
 
 OURS, NEW = "bastion", "bastion, first use"  # after an earlier process, and where there was none
 FIXED = ("ddtree:2", "ddtree:4", "ddtree:8", "ddtree:16")
@@ -63,23 +63,12 @@ class Cell:
         return cls(Place(**data.pop("place")), widths=widths, **data)
 
 
-def read_cells(path: Path) -> list[Cell]:
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):  # cut off while it was written: that cell is measured again
-            path.write_text("".join(lines := lines[:-1]))
-        return [Cell.of_json(json.loads(line)) for line in lines]
-    except FileNotFoundError:
-        return []
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} does not hold cells of this version ({error}); name another --out.") from None
-
-
 def write_table(out: Path, cells: Sequence[Cell]) -> None:
     """grid.json and README.md."""
     facts = {"cells": [c.to_json() for c in cells], "environment": environment(), "holds": sum(c.holds for c in cells)}
-    (out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    (out / "README.md").write_text("\n".join(page(cells)) + "\n")
+    with writing(out):
+        (out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+        (out / "README.md").write_text("\n".join(page(cells)) + "\n")
 
 
 def page(cells: Sequence[Cell]) -> Iterator[str]:

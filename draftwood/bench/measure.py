@@ -200,7 +200,6 @@ class Asker:
             times = theirs.prefill_s, theirs.decode_s
             return Run(*where, theirs.text, len(theirs.token_ids), *times, token_ids=theirs.token_ids)
         llm, policy = self.methods[method].llm, self.methods[method].policy
-        llm.engine.tap()  # all share one target, and each pays for what its own drafter reads
         ours = llm.generate(question, max_new_tokens=size, temperature=heat, seed=seed, policy=policy)
         return Run(
             *where,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from draftwood.bench import figures_trace as draw
 from draftwood.bench.figures import save_figure
 from draftwood.bench.figures_trace import Story
-from draftwood.bench.records import TRACE, unwritable
+from draftwood.bench.records import TRACE, writing
 from draftwood.bench.stats import PLAIN
 from draftwood.errors import BadInput
 from draftwood.recording import Trace
@@ -20,7 +22,11 @@ from draftwood.trace import prediction_errors, tau
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Drawing = Callable[["Axes", Story], None]
+
+class Drawing(Protocol):
+    def __call__(self, axes: Axes, story: Story) -> None: ...
+
+
 FIGURES: dict[str, tuple[Drawing, str]] = {
     "speedup-by-dataset": (draw.draw_speedups, "Measured decoding speed by data set and policy."),
     "width": (draw.draw_width, "What a wider tree writes and costs. τ is replayed, times are learned from the trace."),
@@ -51,13 +57,11 @@ def run_report(folder: Path) -> Path:
     story = Story(Trace.load(path))
     if not any(script.drafts for script in story.texts):
         raise BadInput(f"{path} holds no drafts; record one with a drafter.")
-    try:
+    page = folder / "report.html"
+    with writing(folder):
         for name, (drawing, _) in FIGURES.items():
-            save_figure(folder / f"{name}.png", lambda axes, drawing=drawing: drawing(axes, story))  # type: ignore[misc]
-        page = folder / "report.html"
+            save_figure(folder / f"{name}.png", partial(drawing, story=story))
         page.write_text("\n".join(page_lines(story, folder)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise unwritable(folder, error) from None
     return page
 
 
@@ -66,7 +70,7 @@ def page_lines(story: Story, folder: Path) -> Iterator[str]:
     yield f"<!doctype html><html lang='en'><meta charset='utf-8'><title>draftwood report</title><style>{STYLE}</style>"
     yield f"<h1>{html.escape(header.target)} with {html.escape(header.drafter)}</h1>"
     machine = header.facts.get("machine", {}).get("name", "an unknown machine")
-    prompts = len({answer.prompt for answer in story.trace.answers})
+    prompts = len({re.sub(r"#\d+$", "", answer.prompt) for answer in story.trace.answers})  # without their turns
     temperatures = ", ".join(f"{t:g}" for t in sorted({a.temperature for a in story.trace.answers}))
     yield f"<p>{prompts} prompts at temperature {temperatures}, on {html.escape(machine)}.</p>"
     yield from table_lines(story)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood.bench.figures import save_figures
 from draftwood.bench.stats import MethodStats
 from draftwood.trace import VERBS
 
@@ -17,15 +19,8 @@ Policies = Mapping[str, MethodStats]
 
 def save_plots(policies: Policies, folder: Path) -> str:
     """Write speedup.png, rounds.png and widths.png; returns a sentence that says what happened."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "No plots: matplotlib is not installed (pip install draftwood[bench])."
-    for name, draw in (("speedup", draw_speedups), ("rounds", draw_rounds), ("widths", draw_widths)):
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        draw(figure.subplots(), policies)
-        figure.savefig(folder / f"{name}.png", dpi=120)
-    return f"Plots: {folder / 'speedup.png'}, rounds.png, widths.png."
+    drawings = {"speedup": draw_speedups, "rounds": draw_rounds, "widths": draw_widths}
+    return save_figures(folder, {name: partial(draw, policies=policies) for name, draw in drawings.items()})
 
 
 def draw_speedups(axes: Axes, policies: Policies) -> None:

@@ -20,12 +20,21 @@ def check_writable(folder: Path | None) -> None:
     """Make the folder if needed. Raises BadInput if nothing can be written there; None is fine."""
     if folder is None:
         return
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the disk refuses, as one sentence (BadInput)."""
+    try:
+        yield
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise BadInput(
+            f"--out {folder}: nothing can be written there ({error.strerror}); name another folder."
+        ) from None
 
 
 @contextmanager
@@ -36,19 +45,16 @@ def recording(
     if folder is None:
         yield lambda runs: None
         return
-    try:
-        with (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
+    with writing(folder), (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
+        if header is not None:
+            start(folder / TRACE, header)
+
+        def write(turn: Sequence[Run]) -> None:
+            write_turn(turn, runs, rounds)
             if header is not None:
-                start(folder / TRACE, header)
+                append(folder / TRACE, [answer(run, temperature) for run in turn if run.rounds])
 
-            def write(turn: Sequence[Run]) -> None:
-                write_turn(turn, runs, rounds)
-                if header is not None:
-                    append(folder / TRACE, [answer(run, temperature) for run in turn if run.rounds])
-
-            yield write
-    except OSError as error:
-        raise unwritable(folder, error) from None
+        yield write
 
 
 def answer(run: Run, temperature: float) -> Answer:
@@ -71,11 +77,5 @@ def write_turn(turn: Sequence[Run], runs: TextIO, rounds: TextIO) -> None:
 def write_summary(folder: Path | None, facts: dict[str, Any]) -> None:
     if folder is None:
         return
-    try:
+    with writing(folder):
         (folder / "summary.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise unwritable(folder, error) from None
-
-
-def unwritable(folder: Path, error: OSError) -> BadInput:
-    return BadInput(f"--out {folder}: nothing can be written there ({error.strerror}); name another folder.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from rich.console import Console
 from draftwood import registry
 from draftwood.bench.branches import Branch, branches
 from draftwood.bench.capacity import NOBODY, Crowd, Load, load_table, prices, replay_load
+from draftwood.bench.figures import save_figures
+from draftwood.bench.figures_simulated import draw_pareto
+from draftwood.bench.records import check_writable, writing
 from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
 from draftwood.errors import BadInput
@@ -75,7 +79,7 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
 
     Raises BadInput for an unknown policy, machine or config, and for a trace without drafts.
     """
-    rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
+    rules = {spec: registry.policy(spec) for spec in [PLAIN, *policies]}
     texts = scripts(trace.answers)
     if not any(script.drafts for script in texts):
         raise BadInput("The trace holds no drafts; record one with a drafter: draftwood bench --trace --out DIR.")
@@ -85,10 +89,10 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
     for name, price in priced.items():
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
         plain = float("nan")
-        for rule in rules:
+        for spec, rule in rules.items():
             played = replay(rule, texts, price)
             plain = played.tokens_per_s if rule.name == PLAIN else plain
-            cells.append(cell(name, rule.name, played, plain, texts, measured.get(rule.name, float("nan"))))
+            cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name)))
     seconds = time.perf_counter() - start
     return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds), branches(trace.answers))
 
@@ -122,6 +126,11 @@ def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
     return {policy: quotient(tokens, seconds) for policy, (tokens, seconds) in totals.items()}
 
 
+def told_of(measured: Mapping[str, float], spec: str, name: str) -> float:
+    """Of a policy as it was spelt, or as it is called; NaN if it was not measured."""
+    return measured.get(spec, measured.get(name, float("nan")))
+
+
 def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
     """Prices of `this` machine from the recorded rounds, of any other by counted work."""
     if name == HERE and config is None:
@@ -143,7 +152,7 @@ def crowded(
     trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None, crowd: Crowd
 ) -> list[Load]:
     """Every policy on every machine for every number of users, plain decoding first; all priced by counted work."""
-    rules = [registry.policy(spec) for spec in dict.fromkeys([PLAIN, *policies])]
+    rules = {spec: registry.policy(spec) for spec in [PLAIN, *policies]}
     texts, found = scripts(trace.answers), []
     longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
     for name in machines:
@@ -152,12 +161,12 @@ def crowded(
         for users in crowd.users:
             price = prices(machine, sizes, draft, crowd.context)
             plain = float("nan")
-            for rule in rules:
+            for spec, rule in rules.items():
                 played = replay_load(rule, texts, price, users)
                 plain = played.tokens_per_s if rule.name == PLAIN else plain
                 stored = sizes.weight_bytes + users * longest * sizes.kv_bytes
                 stored += draft(0).bytes if rule.n_max else 0
-                told = measured.get(rule.name, float("nan")) if users == 1 else float("nan")
+                told = told_of(measured, spec, rule.name) if users == 1 else float("nan")
                 found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))
     return found
 
@@ -253,26 +262,22 @@ def run_simulation(
     crowd: Crowd = NOBODY,
 ) -> None:
     """The command: tables on stdout unless only JSON was asked for, plots and JSON into `out`."""
+    check_writable(out)
     trace = Trace.load(path)
     found = simulate(trace, policies, machines, config)
     found.loads.extend(crowded(trace, policies, machines, config, crowd))
-    if out is not None:
-        write(found, out)
     if not as_json:
         show(found, Console())
     print(json.dumps(found.to_json(), allow_nan=False), flush=True)
+    if out is not None:
+        Console(stderr=True).print(write(found, out), soft_wrap=True, markup=False)
 
 
-def write(found: Simulation, out: Path) -> None:
-    from draftwood.bench.figures import save_figure
-    from draftwood.bench.figures_simulated import draw_pareto
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+def write(found: Simulation, out: Path) -> str:
+    """simulation.json, and pareto.png if it can be drawn; returns a sentence that says so."""
+    with writing(out):
         (out / "simulation.json").write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-        save_figure(out / "pareto.png", lambda axes: draw_pareto(axes, found.cells))
-    except OSError as error:
-        raise BadInput(f"--out {out}: nothing can be written there ({error.strerror}); name another folder.") from None
+        return save_figures(out, {"pareto": partial(draw_pareto, cells=found.cells)})
 
 
 def show(found: Simulation, console: Console) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
@@ -22,7 +22,7 @@ from draftwood.errors import BadModel, DraftwoodError
 from draftwood.many.lines import Fill, Line, parse
 from draftwood.many.options import BatchOptions
 from draftwood.many.outcome import Found, outcome
-from draftwood.many.writer import AHEAD, Keep, Writer, undeserved
+from draftwood.many.writer import AHEAD, GOES_ON, PASSING, Keep, Writer, undeserved
 
 BLOCK = 8  # lines that come back together: what a kill makes an actor write again
 
@@ -30,8 +30,9 @@ BLOCK = 8  # lines that come back together: what a kill makes an actor write aga
 class Answerer:
     """An actor's model. Blocks come on several threads and share its rounds."""
 
-    def __init__(self, options: BatchOptions, fill: Fill) -> None:
-        self._fill, self._mistake = fill, ""
+    def __init__(self, options: BatchOptions, fill: Fill, alone: bool) -> None:
+        """`alone`: each block is a line by itself."""
+        self._fill, self._alone, self._mistake = fill, alone, ""
         try:
             self._writer = Writer(options.load(), options.serving())
         except DraftwoodError as mistake:  # raised here, it would be lost in a report about a dead actor
@@ -45,13 +46,19 @@ class Answerer:
             return {"mistake": [self._mistake]}
         texts = [bytes(text).decode(errors="surrogateescape") for text in block["text"]]
         lines = [parse(int(n), text, self._fill) for n, text in zip(block["number"], texts, strict=True)]
-        found = asyncio.run_coroutine_threadsafe(self._answers(lines), self._loop).result()
+        try:
+            found = asyncio.run_coroutine_threadsafe(self._answers(lines), self._loop).result()
+        except BadModel as broken:
+            return {"mistake": [str(broken)]}
         results = [json.dumps(outcome(line.custom_id, f)) for line, f in zip(lines, found, strict=True)]
         numbers = [line.number for line in lines]
         return {"number": numbers, "result": results, "spoilt": [undeserved(f) for f in found]}
 
     async def _answers(self, lines: list[Line]) -> list[Found]:
-        return await asyncio.gather(*(self._writer.answer(line) for line in lines))
+        found = await asyncio.gather(*(self._writer.answer(line) for line in lines))
+        for one in found:
+            await self._writer.check(one, self._alone)
+        return found
 
 
 def write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterable[Line], keep: Keep) -> None:
@@ -62,17 +69,28 @@ def write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterable[Line], k
     rows = [{"number": line.number, "text": line.text.encode(errors="surrogateescape")} for line in lines]
     with _cluster():
         spoilt = set()
-        for row in _results(options, fill, rows, BLOCK):
+        for row in _results(options, fill, rows, BLOCK, alone=False):
             if row["spoilt"]:
                 spoilt.add(row["number"])
             else:
                 keep(json.loads(row["result"]))
         if again := [row for row in rows if row["number"] in spoilt]:
-            for row in _results(replace(options, max_concurrency=1), fill, again, 1):
-                keep(json.loads(row["result"]))
+            for row in _results(replace(options, max_concurrency=1), fill, again, 1, alone=True):
+                keep(_last(row))
 
 
-def _results(options: BatchOptions, fill: Fill, rows: list[dict[str, Any]], block: int) -> Iterator[dict[str, Any]]:
+def _last(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a line by itself. Raises BadModel where another time it may be answered."""
+    result: dict[str, Any] = json.loads(row["result"])
+    error = (result["response"] or {}).get("body", {}).get("error") or {}
+    if error.get("code") in PASSING:
+        raise BadModel(f"{error['message']} {GOES_ON}")
+    return result
+
+
+def _results(
+    options: BatchOptions, fill: Fill, rows: list[dict[str, Any]], block: int, alone: bool
+) -> Iterator[dict[str, Any]]:
     """Rows as the actors return them, in any order."""
     gpus = 0 if options.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     replicas = options.replicas or max(1, gpus)
@@ -80,7 +98,7 @@ def _results(options: BatchOptions, fill: Fill, rows: list[dict[str, Any]], bloc
     data = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // block)).map_batches(
         Answerer,
         batch_size=None,
-        fn_constructor_args=(options, fill),
+        fn_constructor_args=(options, fill, alone),
         compute=ActorPoolStrategy(
             size=replicas,
             max_concurrent_calls_per_actor=calls,

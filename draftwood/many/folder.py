@@ -14,8 +14,8 @@ from filelock import FileLock, Timeout
 
 from draftwood.errors import BadInput
 from draftwood.many.outcome import failed
-from draftwood.store import read_json, write_json
-from draftwood.train.files import make_folder
+from draftwood.store import differences, read_json, write_json
+from draftwood.train.files import make_folder, told_if_unwritable
 
 RESULTS, MANIFEST, LOCK = "results.jsonl", "batch.json", ".lock"
 
@@ -57,8 +57,9 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
     except Timeout:
         raise BadInput(f"--out {path}: another process is writing there; wait for it, or name another.") from None
     try:
-        _claim(path, manifest)
-        file = (path / RESULTS).open("ab+")
+        with told_if_unwritable("--out", path):
+            _claim(path, manifest)
+            file = (path / RESULTS).open("ab+")
         try:
             folder = Folder(path, file)
             _recover(folder)
@@ -73,12 +74,9 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
 def _claim(path: Path, manifest: Mapping[str, Any]) -> None:
     """Say whose results the folder holds, or refuse to mix them with others'."""
     results = path / RESULTS
-    if results.exists() and results.stat().st_size:
-        found = read_json(path / MANIFEST) or {}
-        changed = [name for name, value in manifest.items() if found.get(name) != value]
-        if changed:
-            told = ", ".join(f"{name} {found.get(name)!r} instead of {manifest[name]!r}" for name in changed)
-            raise BadInput(f"--out {path} holds the results of another run ({told}); name another folder.")
+    begun = results.exists() and results.stat().st_size
+    if begun and (told := differences(read_json(path / MANIFEST) or {}, manifest)):
+        raise BadInput(f"--out {path} holds the results of another run ({told}); name another folder.")
     write_json(path / MANIFEST, manifest)
 
 

@@ -20,6 +20,8 @@ from draftwood.many.outcome import written
 from draftwood.many.source import Source
 from draftwood.many.table import write_table
 from draftwood.many.writer import Keep, Writer, answer_all
+from draftwood.serve.service import called
+from draftwood.train.files import told_if_unwritable
 from draftwood.train.show import bar
 
 
@@ -56,7 +58,8 @@ def run_batch(options: BatchOptions) -> Tally:
             tally.answered, tally.failed = len(folder.done) - folder.failed, folder.failed
             _say(tally)
         if source.parquet:
-            write_table(options.out)
+            with told_if_unwritable("--out", options.out):
+                write_table(options.out)
     return tally
 
 
@@ -67,7 +70,7 @@ def to_json(tally: Tally) -> dict[str, Any]:
 
 def _fill(options: BatchOptions) -> Fill:
     target = options.target or str(embedded_target())
-    names = (target,) if options.name is None else (options.name, target)
+    names = (options.name or called(target), target)
     raw = options.raw or load_tokenizer(target, options.trust_remote_code).chat_template is None
     return Fill(names, options.max_new_tokens, options.temperature, options.seed, raw)
 

@@ -45,6 +45,8 @@ class Source:
 
     def survey(self, fill: Fill) -> Survey:
         """Look at every line. Raises BadInput where a custom_id stands twice, or no line can be used."""
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise BadInput(f"--in {self.path} is a pipe or device, and is read several times; save it to a file first.")
         numbers: dict[str, int] = {}
         valid, bad = 0, list[Line]()
         for number, text in self.texts():

@@ -13,13 +13,17 @@ from draftwood.many.lines import BadLine, Line
 from draftwood.many.outcome import Found, outcome
 from draftwood.serve.failure import Refused
 from draftwood.serve.options import Options
+from draftwood.serve.protocol import CompletionRequest
 from draftwood.serve.scheduler import MISTAKE
 from draftwood.serve.service import Service
 
 LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
 PATIENCE = 10  # times that a line is tried whose memory others have
-UNDESERVED = ("internal_error", "out_of_memory")
+PASSING = ("out_of_memory", "shutting_down")
+UNDESERVED = ("internal_error", *PASSING)
+
+GOES_ON = "The same command goes on."
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -46,10 +50,26 @@ class Writer:
             LOG.exception("line %s could not be answered", line.number)
             return MISTAKE
 
-    @property
-    def sick(self) -> str | None:
-        """Why no further line will be answered; None while all is well."""
-        return self._service.scheduler.sick
+    async def check(self, found: Found, alone: bool = False) -> None:
+        """Raises BadModel if an error says that no line will be answered any more.
+
+        Of a line that was written `alone` it says so, too, if nothing else is answered either.
+        """
+        if not undeserved(found):
+            return
+        why = self._service.scheduler.sick
+        if why is None and alone and not await self._works():
+            why = "Nothing is answered any more."
+        if why:
+            raise BadModel(f"{why} {found} {GOES_ON}")
+
+    async def _works(self) -> bool:
+        asked = CompletionRequest(model=self._service.name, prompt=[0], max_tokens=1)
+        try:
+            await (await self._service.begin(asked)).whole()
+        except (Refused, DraftwoodError):
+            return False
+        return True
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -71,23 +91,25 @@ async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
     async def work() -> None:
         for line in lines:  # one iterator for all: whoever is free takes the next
             found = await writer.answer(line)
+            await writer.check(found)
             if undeserved(found):
-                if writer.sick:
-                    raise BadModel(f"{writer.sick} {found} The same command goes on.")
                 again.append(line)
             else:
                 keep(outcome(line.custom_id, found))
 
     await asyncio.gather(*(work() for _ in range(writer.places)))
     for line in again:
-        keep(outcome(line.custom_id, await _patiently(writer, line)))
+        found = await _patiently(writer, line)
+        await writer.check(found, alone=True)
+        keep(outcome(line.custom_id, found))
 
 
 async def _patiently(writer: Writer, line: Line) -> Found:
-    """Memory that others take for a while is waited for. Raises BadModel if it does not come back."""
+    """Memory that others take for a while is waited for. Raises BadModel if it does not come back, or nothing will."""
     for _ in range(PATIENCE):
         found = await writer.answer(line)
-        if not (isinstance(found, Refused) and found.code == "out_of_memory"):
+        await writer.check(found)
+        if not (isinstance(found, Refused) and found.code in PASSING):
             return found
         await asyncio.sleep(found.retry_s or 1)
-    raise BadModel(f"{found} The same command goes on.")
+    raise BadModel(f"{found} {GOES_ON}")

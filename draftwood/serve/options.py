@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from draftwood.errors import BadInput
 
@@ -45,7 +46,7 @@ class Options:
                 raise BadInput(f"--{name.replace('_', '-')} is {value}; it must be 2 or more.")
         if self.prefix_tokens is not None and self.prefix_tokens < 0:
             raise BadInput(f"--prefix-tokens is {self.prefix_tokens}; it must be 0 (keep nothing) or more.")
-        if self.deadline_s <= 0 or self.drain_s < 0:
-            raise BadInput("--deadline must be above 0 seconds and --drain 0 or more.")
+        if not (self.deadline_s > 0 and 0 <= self.drain_s < inf):
+            raise BadInput("--deadline must be above 0 seconds, and --drain a number of them that is 0 or more.")
         if self.api_key is not None and not self.api_key.strip():
             raise BadInput("--api-key is empty; give a key, or leave the flag out to let everybody in.")

@@ -12,6 +12,7 @@ from inspect import signature
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from draftwood import registry
@@ -56,13 +57,13 @@ class Prompts:
             raise Refused(400, message, None, "chat_template_kwargs")
         if tools:
             Form.of(self._template)  # refuses a template without tools
-            more["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+            more["tools"] = [_dumped(tool, exclude_none=True) for tool in tools]
         try:
             found: Any = self.llm.tokenizer.apply_chat_template(
                 [_message(message) for message in messages],
                 **{**more, "add_generation_prompt": generate, "return_dict": True, "tokenize": True},
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise Refused(400, f"The chat template refuses these messages: {error}", None, "messages") from None
         return list(found["input_ids"])
 
@@ -91,6 +92,8 @@ class Prompts:
     @property
     def _template(self) -> str | None:
         template = self.llm.tokenizer.chat_template
+        if isinstance(template, dict):  # several by name, of which transformers takes this one for tools
+            template = template.get("tool_use") or template.get("default")
         return template if isinstance(template, str) else None
 
     # --- jobs --------------------------------------------------------------------------------------------
@@ -168,7 +171,7 @@ class Prompts:
         return _of_format(asked.response_format)
 
     def _forced_call(self, asked: ChatRequest) -> str:
-        functions = [tool.function.model_dump(exclude_none=True) for tool in asked.tools or ()]
+        functions = [_dumped(tool.function, exclude_none=True) for tool in asked.tools or ()]
         if isinstance(asked.tool_choice, NamedTool):
             name = asked.tool_choice.function.name
             functions = [function for function in functions if function["name"] == name]
@@ -192,10 +195,17 @@ class Prompts:
         vocab = self.llm.target.vocab_size
         if any(token >= vocab for token in asked.stop_token_ids or ()):
             raise Refused(400, f"stop_token_ids are ids below {vocab} for this model.", None, "stop_token_ids")
-        forms = asked.response_format.model_dump() if asked.response_format else None
-        tools = [tool.model_dump() for tool in asked.tools or ()] if isinstance(asked, ChatRequest) else []
+        forms = _dumped(asked.response_format) if asked.response_format else None
+        tools = [_dumped(tool) for tool in asked.tools or ()] if isinstance(asked, ChatRequest) else []
         if len(json.dumps([forms, tools])) > limits.max_schema_bytes:
             raise Refused(400, f"Schemas may have {limits.max_schema_bytes} bytes in all.", None, "response_format")
+
+
+def _dumped(part: BaseModel, **options: Any) -> dict[str, Any]:
+    try:
+        return part.model_dump(**options)
+    except (ValueError, RecursionError):
+        raise Refused(400, "A schema is nested too deeply.") from None
 
 
 def _of_format(form: ResponseFormat | None) -> str | None:
@@ -221,5 +231,5 @@ def _message(message: Message) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

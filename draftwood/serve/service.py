@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class Service:
         grammars = Grammars(llm.tokenizer, llm.target.vocab_size, llm.stop_ids)
         self.prompts = Prompts(llm, options, self.scheduler.max_len, grammars)
         self.started = int(time.time())
+        if options.log_prompts:
+            logging.basicConfig()  # to stderr, unless the process logs elsewhere
+            LOG.setLevel(logging.INFO)
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.name, self.llm.target.name):
@@ -77,7 +81,8 @@ class Service:
 
 def called(target: str) -> str:
     """What clients call it: names of the Hub as they are, of a folder no more than its last part."""
-    return Path(target).name if Path(target).is_absolute() else target
+    path = Path(target).expanduser()
+    return path.resolve().name if target.startswith(".") or path.is_absolute() else target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

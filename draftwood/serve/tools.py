@@ -12,6 +12,7 @@ from draftwood.errors import BadInput
 from draftwood.serve.grammar import of_lark
 from draftwood.text import overlap
 
+DATA = ("const", "enum", "default", "examples")  # of a schema, what is no schema
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -45,14 +46,18 @@ class Form:
 
     def grammar(self, functions: Sequence[dict[str, Any]]) -> str:
         """Exactly one call of one of these functions."""
+        places = ["#"] if len(functions) == 1 else [f"#/anyOf/{i}" for i in range(len(functions))]
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": f["name"]}, self.key: f.get("parameters") or {"type": "object"}},
+                "properties": {
+                    "name": {"const": f["name"]},
+                    self.key: moved(f.get("parameters") or {"type": "object"}, f"{place}/properties/{self.key}"),
+                },
                 "required": ["name", self.key],
                 "additionalProperties": False,
             }
-            for f in functions
+            for place, f in zip(places, functions, strict=True)
         ]
         schema = {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "x-guidance": {"whitespace_flexible": False}}
         body = f"call: %json {json.dumps(schema)}"
@@ -87,6 +92,19 @@ class Form:
         close = text.find(CLOSE, end) if self.opens == OPEN else -1
         end = close + len(CLOSE) if close >= 0 and not text[end:close].strip() else end
         return Call(value["name"], json.dumps(arguments)), end
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema that stands at `place` of another one: its references begin there."""
+    if isinstance(schema, list):
+        return [moved(part, place) for part in schema]
+    if not isinstance(schema, dict) or "$id" in schema:  # whose references begin there
+        return schema
+    within = {key: part if key in DATA else moved(part, place) for key, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        within["$ref"] = place + reference[1:]
+    return within
 
 
 class Sieve:

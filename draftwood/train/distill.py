@@ -24,7 +24,7 @@ from draftwood.store import read_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest
 from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
-from draftwood.train.jobs import Job, Jobs, make_jobs
+from draftwood.train.jobs import TEXTS, Job, Jobs, make_jobs
 from draftwood.train.rows import open_rows
 from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
 from draftwood.train.show import bar
@@ -240,7 +240,7 @@ def claim(options: DistillOptions, target: Identity, prompts: str) -> Manifest:
             f"--out {options.out} was begun with other flags ({found.recipe}, thinking {found.thinking}); repeat them "
             "to go on, or name another folder."
         )
-    if found.prompts not in ("", prompts):
+    if found.prompts.startswith(TEXTS) and found.prompts != prompts:
         raise BadInput(
             f"--out {options.out} was begun with other prompts, though their files are called the same; let new ones "
             "be answered in another folder: train reads several."
@@ -252,7 +252,8 @@ def closing(options: DistillOptions, shards: Shards, jobs: Jobs) -> str:
     doubles = f" {shards.doubles} answers were there already and left out." if shards.doubles else ""
     facts = f"{shards.texts} texts with {shards.tokens} answer tokens in {options.out}.{doubles}"
     if shards.tokens >= options.tokens:
-        return f"{facts} Train on them: draftwood train --data {options.out} --out FOLDER"
+        whose = f" --target {options.target}" if options.target else ""
+        return f"{facts} Train on them: draftwood train{whose} --data {options.out} --out FOLDER"
     goes_on = "Nothing new comes of these prompts." if shards.barren >= jobs.patience else "The same command goes on."
     return (
         f"{facts} {goes_on} If the prompts ran out, write to another folder, too, with other --prompts or a "

@@ -51,6 +51,7 @@ class Tally:
     """What the rounds of one policy on one category add up to."""
 
     emitted: list[int] = field(default_factory=list)  # tokens of each round
+    accepted: list[int] = field(default_factory=list)  # nodes of each; a stop token that was drafted has no bonus token
     drafted: list[int] = field(default_factory=list)  # deepest node of each round
     mass: list[float] = field(default_factory=list)  # of every verified node
     kept: list[bool] = field(default_factory=list)  # whether it was accepted
@@ -59,10 +60,13 @@ class Tally:
         if step.tree is None or not len(step.tree):
             return
         self.emitted.append(len(step.tokens))
-        self.drafted.append(int(step.tree.depths.max()))
-        self.mass += step.tree.mass[1:].tolist()
-        accepted = set(step.path)
-        self.kept += [node in accepted for node in range(1, 1 + len(step.tree))]
+        self.accepted.append(len(step.path))
+        depths, accepted = step.tree.depths, set(step.path)
+        # Where the answer ended with an accepted node, nobody knows of those that stand deeper.
+        known = depths <= (len(step.path) if len(step.path) == len(step.tokens) else depths.max())
+        self.drafted.append(int(depths[known].max()))
+        self.mass += step.tree.mass[known][1:].tolist()
+        self.kept += [node in accepted for node in np.flatnonzero(known)[1:].tolist()]
 
     @property
     def tau(self) -> float:
@@ -71,7 +75,7 @@ class Tally:
 
     def acceptance(self) -> list[dict[str, float]]:
         """For each position: how often it is reached and how often it is then right."""
-        accepted, depth = np.array(self.emitted) - 1, np.array(self.drafted)
+        accepted, depth = np.array(self.accepted), np.array(self.drafted)
         rows = []
         for position in range(1, 1 + max(self.drafted, default=0)):
             reached = (accepted >= position - 1) & (depth >= position)
@@ -130,10 +134,11 @@ def measure(llm: LLM, prompts: Sequence[Prompt], options: EvalOptions) -> dict[s
         llm.engine.check(ids, options.max_new_tokens)
     tallies = {policy: {category: Tally() for category in categories} for policy in options.policies}
     with bar(len(prompts) * len(options.policies), "measuring") as update:
-        for i, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
-            for j, policy in enumerate(options.policies):
-                update(i * len(options.policies) + j, f"{prompt.id}  {policy}")
-                for step in answer(llm.engine, ids, policy, options, llm.stop_ids):
+        for j, policy in enumerate(options.policies):
+            engine = llm.engine.fresh()  # no text of one helps the next one
+            for i, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
+                update(j * len(prompts) + i, f"{prompt.id}  {policy}")
+                for step in answer(engine, ids, policy, options, llm.stop_ids):
                     tallies[policy][ALL].add(step)
                     tallies[policy][prompt.dataset].add(step)
     return tallies

@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.bench.prompts import Prompt, load_prompts
 from draftwood.errors import BadInput, check_one_of
+from draftwood.loading import tokenized
 
 SELF = "self"
 THINKING = ("default", "on", "off")
 MARK = "\x02user-turn\x02"  # stands for what the user says while the template is taken apart
 SELF_TEMPERATURE = 1.0
+TEXTS = "texts "  # what a digest is of: older ones were of tokens
 BARREN = 256  # answers that were there already do not mean much yet
 SELF_TOKENS = 160  # longest prompt that the target writes for itself
 
@@ -50,7 +53,12 @@ class Template:
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> list[int]:
     """A user's message as the chat template puts it before the target."""
-    return list(tokenizer(rendered(tokenizer, text, thinking), add_special_tokens=False).input_ids)
+    return list(tokenized(tokenizer, rendered(tokenizer, text, thinking), add_special_tokens=False).input_ids)
+
+
+def raw_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """A text as it stands."""
+    return list(tokenized(tokenizer, text).input_ids)
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> str:
@@ -65,8 +73,8 @@ def rendered(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> st
     if thinking != "default" and "enable_thinking" not in str(template):
         raise BadInput(f"--thinking {thinking}: the target's chat template has no such switch; leave it out.")
     switch: dict[str, Any] = {} if thinking == "default" else {"enable_thinking": thinking == "on"}
-    message = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **switch))
+    message, template = [{"role": "user", "content": text}], tokenizer.apply_chat_template
+    return str(tokenized(template, message, tokenize=False, add_generation_prompt=True, **switch))
 
 
 def user_template(tokenizer: PreTrainedTokenizerBase, thinking: str) -> Template:
@@ -86,11 +94,7 @@ class Jobs:
     temperatures: tuple[float, ...]
     template: Template | None  # for prompts of its own; None: there are none
     thinking: str = "default"
-
-    @property
-    def digest(self) -> str:
-        """Of the prompts in their order: behind other ones the numbers mean other jobs."""
-        return hashlib.sha256(repr(self.prompts).encode()).hexdigest()[:16]
+    digest: str = ""  # of what is asked, in its order: behind other prompts the numbers mean other jobs
 
     @property
     def patience(self) -> int:
@@ -124,16 +128,20 @@ def make_jobs(
     """Jobs of prompt files, data sets by name, and `self`: half of all prompts if there are others."""
     named = [source for source in sources if source != SELF]
     prompts: list[Prompt] = load_prompts(named, limit) if named or not sources else []
-    encode = tokenizer if raw else None
-    ids = [
-        (p.dataset, tuple(encode(p.turns[0]).input_ids if encode else chat_ids(tokenizer, p.turns[0], thinking)))
-        for p in prompts
-    ]
+    texts = [(p.dataset, p.turns[0]) for p in prompts]
+    digest = digest_of(texts, SELF in sources, tokenizer.chat_template)
+    encode = partial(raw_ids, tokenizer) if raw else partial(chat_ids, tokenizer, thinking=thinking)
+    ids = [(dataset, tuple(encode(text))) for dataset, text in texts]
     if SELF not in sources:
-        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None, thinking)
+        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None, thinking, digest)
     if raw:
         raise BadInput("--prompts self needs the chat template that --raw leaves out; give one of the two.")
     template = user_template(tokenizer, thinking)
     own = [(SELF, template.before)] * max(1, len(ids))
     mixed = [pair for both in zip(ids, own, strict=False) for pair in both] or own
-    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template, thinking)
+    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template, thinking, digest)
+
+
+def digest_of(*asked: Any) -> str:
+    """Of prompts as they were given, not of their tokens: some chat templates tell the target which day it is."""
+    return TEXTS + hashlib.sha256(repr(asked).encode("utf-8", "replace")).hexdigest()[:16]

@@ -41,7 +41,8 @@ class Head:
             tokens = tokens.to(target.device)
             rows = torch.full_like(rows, -1).index_copy(0, tokens, torch.arange(len(tokens), device=target.device))
         weight, bias = target.head_rows(tokens)
-        if weight.dtype == torch.bfloat16 and not computes_bf16(target.device):
+        slow = weight.dtype == torch.bfloat16 and not computes_bf16(target.device)
+        if slow or weight.dtype == torch.float16:  # which unlikely tokens' gradients are too small for
             weight, bias = weight.float(), None if bias is None else bias.float()
         return cls(weight, bias, tokens, rows, target.finish)
 

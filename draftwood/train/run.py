@@ -27,7 +27,7 @@ from draftwood.train.loss import Head
 from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
 from draftwood.train.show import Show, bar, save_curves
 from draftwood.train.start import inherited, inherited_tokens
-from draftwood.train.state import Trainee, load_state, state_path
+from draftwood.train.state import Trainee, check_state, load_state, state_path
 from draftwood.train.stopping import stop_flag
 from draftwood.train.together import open_features
 
@@ -59,6 +59,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     course = prepare(options, recipe, target, fleet)
     model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
+    check_state(options.out, recipe, course.origin)  # before features take the room that others' have
     course = replace(course, features=features_of(course, options, model))
     trainee = Trainee.of(model, recipe)
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
@@ -74,7 +75,8 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
                 write_text(page, card(course, trainee.step))
             notes.print(save_curves(options.out), soft_wrap=True)
     if fleet.leads:
-        notes.print(closing(f"{course.form.prefix}{options.out}", trainee.step, course.steps), soft_wrap=True)
+        drafter = f"{course.form.prefix}{options.out}"
+        notes.print(closing(drafter, options.target, trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
             notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
     fleet.leave()
@@ -168,7 +170,8 @@ def describe(course: Course, model: nn.Module) -> str:
     )
 
 
-def closing(drafter: str, step: int, steps: int) -> str:
+def closing(drafter: str, target: str | None, step: int, steps: int) -> str:
     if step < steps:
         return f"Stopped at step {step} of {steps}; the same command goes on from there. The drafter so far: {drafter}"
-    return f"Trained {steps} steps. Try it: draftwood generate --drafter {drafter}"
+    whose = f" --target {target}" if target else ""
+    return f'Trained {steps} steps. Try it: draftwood generate "What is a tree?"{whose} --drafter {drafter}'

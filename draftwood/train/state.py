@@ -67,13 +67,24 @@ def load_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str,
 
     Raises BadInput for a damaged state, or one of another target, data or recipe.
     """
+    metadata = check_state(out, recipe, origin)
+    if metadata is None:
+        return False
+    with safe_open(state_path(out), "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    _restore(trainee, tensors, int(metadata["step"]))
+    trainee.best = float(metadata["best"])
+    return True
+
+
+def check_state(out: Path, recipe: Recipe, origin: Mapping[str, str]) -> Mapping[str, str] | None:
+    """What the state of the run in `out` says of itself; None if there is none. Raises BadInput as `load_state`."""
     path = state_path(out)
     if not path.exists():
-        return False
+        return None
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            metadata: Mapping[str, str] = file.metadata()
         found = json.loads(metadata["recipe"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is damaged ({error}); delete it to begin anew.") from None
@@ -84,9 +95,7 @@ def load_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str,
                 "and its folder as --init to go on from its weights."
             )
     recipe.check_same(found, str(path))
-    _restore(trainee, tensors, int(metadata["step"]))
-    trainee.best = float(metadata["best"])
-    return True
+    return metadata
 
 
 def _restore(trainee: Trainee, tensors: dict[str, Tensor], step: int) -> None:

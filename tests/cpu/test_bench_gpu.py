@@ -148,6 +148,23 @@ def test_rates_of_a_trace_are_those_it_was_made_with() -> None:
     assert found.branch[0].sum() == 0 and "4000 drafts of drafter for target" in found.source
 
 
+def test_drafts_of_fewer_candidates_do_not_count_what_they_left_out_as_misses(tmp_path: Path) -> None:
+    def answer(policy: str, tokens: list[list[int]]) -> Answer:
+        draft = Lattice(np.array(tokens), np.zeros((len(tokens), len(tokens[0])), np.float32))
+        drawn = Round(100, 0, True, np.zeros(0), np.zeros(0, int), [], {}, {}, draft=draft)
+        return Answer("p", "set", policy, 0.0, 100, [5, 6, 7], 0.0, 0.0, [drawn])
+
+    trace = Trace(Header("t", "d"), [answer("dflash", [[4], [4]]), answer("record", [[4, 6], [3, 7]])])
+    found = from_trace(trace, "mine")
+    assert found.spine[0, :2].tolist() == [0, 1] and "1 drafts" in found.source
+    names = set()
+    for folder, answers in (("a", trace.answers), ("b", trace.answers[1:])):
+        (tmp_path / folder).mkdir()
+        Trace(trace.header, answers).save(tmp_path / folder / "trace.jsonl")
+        names.add(find_rates(str(tmp_path / folder / "trace.jsonl")).name)
+    assert len(names) == 2, "all traces are called alike"
+
+
 def test_unknown_rates_are_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"gsm8k, tau9\.56 or a file"):
         find_rates("gsm9k")

@@ -520,6 +520,17 @@ def test_two_engines_take_turns(family: Target, truth: list[int]) -> None:
     assert texts == (truth, expected)
 
 
+def test_engines_with_other_drafters_share_a_target(family: Target, truth: list[int]) -> None:
+    """Each drafter reads the layers that it asked for, whoever ran last; `Scripted` checks that it gets them."""
+    drafters = [Noisy("deep", tap_layers=(1,)), Noisy("blind"), Noisy("both", tap_layers=(0, 1))]
+    made = [Engine(family, drafter, registry.policy("ddtree:7"), latency_of(family)) for drafter in drafters]
+    texts: list[list[int]] = [[] for _ in made]
+    for steps in itertools.zip_longest(*(one.run(PROMPT, NEW) for one in made)):
+        for text, step in zip(texts, steps, strict=True):
+            text.extend(step.tokens if step else [])
+    assert texts == [truth] * len(made)
+
+
 def test_masses_never_rise_in_what_is_verified(family: Target) -> None:
     made = Engine(family, Noisy("noisy"), registry.policy("bastion"), latency_of(family))
     for step in made.run(PROMPT, NEW):

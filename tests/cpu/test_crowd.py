@@ -42,6 +42,14 @@ def test_all_seats_are_taken_while_the_clock_runs() -> None:
     assert rooms["autoregressive"].heard.result().width >= 3, "chunks of prompts and three roots"
 
 
+def test_engines_know_what_was_measured_offline() -> None:
+    llm = tiny_llm()
+    llm.engine._offline = object()  # type: ignore[assignment]
+    crowd = Crowd(llm, ["autoregressive", "caddtree"], CrowdOptions(turns=2, max_new_tokens=12))
+    engine = crowd._engines["caddtree"]
+    assert engine._offline is llm.engine._offline and engine.policy.name == "caddtree"
+
+
 def test_sets_take_turns() -> None:
     prompts = [Prompt(f"{name}/{i}", name, ("x",)) for name, size in (("a", 3), ("b", 1)) for i in range(size)]
     assert [prompt.id for prompt in mixed(prompts)] == ["a/0", "b/0", "a/1", "a/2"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
 from draftwood.train.writing import Limits, Writing, loop_start
+from draftwood.tree import Tree
 from tests.reference import VOCAB, ReplayedGraphs, byte_tokenizer, plain_logits, tiny_model, tiny_target
 
 TEMPLATE = (
@@ -356,12 +358,33 @@ def test_a_long_prompt_is_refused_before_any_is_measured(folder: Path, tmp_path:
         run_evaluation(EvalOptions("ngram", str(folder), [str(path)], max_new_tokens=8, device="cpu"))
 
 
+def test_prompts_are_the_same_on_another_day(prompts: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%S.%f') }}" + TEMPLATE
+    one, other = (make_jobs([str(prompts), SELF], (0.0,), tokenizer) for _ in range(2))
+    assert one.prompts != other.prompts and one.digest == other.digest
+    assert make_jobs([str(prompts)], (0.0,), tokenizer).digest != one.digest
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_prompt_that_the_tokenizer_refuses_is_one_sentence(raw: bool, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    (tmp_path / "cut.jsonl").write_text('{"turns": ["half of a \\ud83d"]}\n')
+    with pytest.raises(BadInput, match="refuses this prompt"):
+        make_jobs([str(tmp_path / "cut.jsonl")], (0.0,), tokenizer, raw=raw)
+
+
 # --- evaluation -----------------------------------------------------------------------------------------------
 
 
 def test_acceptance_and_calibration_by_definition() -> None:
     tally = Tally(
-        emitted=[1, 3, 4, 2], drafted=[3, 3, 3, 1], mass=[0.11, 0.13, 0.95, 0.99], kept=[False, True, True, True]
+        emitted=[1, 3, 4, 2],
+        accepted=[0, 2, 3, 1],
+        drafted=[3, 3, 3, 1],
+        mass=[0.11, 0.13, 0.95, 0.99],
+        kept=[False, True, True, True],
     )
     assert tally.tau == 2.5 and tally.confidence() == pytest.approx({"predicted": 0.545, "observed": 0.75})
     assert [(r["position"], r["reached"], r["right"]) for r in tally.acceptance()] == [
@@ -370,6 +393,21 @@ def test_acceptance_and_calibration_by_definition() -> None:
     (low, high) = tally.calibration()
     assert (low["nodes"], low["observed"]) == (2, 0.5) and low["predicted"] == pytest.approx(0.12)
     assert (high["nodes"], high["observed"]) == (2, 1.0) and high["predicted"] == pytest.approx(0.97)
+
+
+def test_a_drafted_stop_token_was_right() -> None:
+    tokens, parents = np.array([9, 5, 6, 7]), np.arange(4) - 1  # one more was drafted behind the stop token
+    tally, tree = Tally(), Tree(tokens, parents, np.arange(4), np.ones(4, np.float32))
+    tally.add(SimpleNamespace(tree=tree, tokens=[5, 6], path=[1, 2]))  # type: ignore[arg-type]
+    assert [row["right"] for row in tally.acceptance()] == [1, 1] and tally.tau == 2 and tally.kept == [True, True]
+
+
+def test_no_policy_knows_what_another_one_wrote(folder: Path, prompts: Path) -> None:
+    def tau(*policies: str) -> float:
+        options = EvalOptions("recycling+ngram", str(folder), [str(prompts)], policies, 24, device="cpu")
+        return run_evaluation(options)["policies"]["ddtree:8"]["tau"]["all"]
+
+    assert tau("ddtree:8") == tau("dflash", "ddtree:8")
 
 
 @pytest.mark.parametrize(
@@ -424,15 +462,17 @@ def test_from_prompts_to_a_drafter(
         "distill", "--target", folder, "--prompts", prompts, "--tokens", 300, "--temperature", "0,0.9",
         "--max-new-tokens", 40, "--rows", 4, "--out", texts, "--thinking", "off",
     )  # fmt: skip
-    assert code == 0 and "draftwood train --data" in err
+    assert code == 0 and f"draftwood train --target {folder} --data {texts}" in err
     flags = ["--target", folder, "--data", texts, "--out", out, "--layers", 1, "--block-size", 6, "--taps", 2]
     flags += ["--anchors", 6, "--batch-size", 2, "--holdout", 0.3, "--eval-every", 5, "--lr", 3e-3]
     code, _, err = run("train", *flags, "--steps", 10)
-    assert code == 0 and "draftwood generate --drafter" in err and len(read_log(out)) == 12
+    assert code == 0 and f"--target {folder} --drafter {out}" in err and len(read_log(out)) == 12
     assert {p.name for p in out.iterdir()} >= {"config.json", "model.safetensors", "README.md", "training"}
     config = json.loads((out / "config.json").read_text())["dflash_config"]
     assert config["thinking"] == "off" and 257 <= config["mask_token_id"] < 270  # behind the tokenizer's own
-    code, _, err = run("train", *flags, "--steps", 11)
+    with monkeypatch.context() as patch:  # what is refused takes no room for features of its own
+        patch.setattr("draftwood.train.run.features_of", lambda *_: pytest.fail("cached"))
+        code, _, err = run("train", *flags, "--steps", 11)
     assert code == 2 and "--steps" in err and err.count("\n") == 1
     card, told = out / "README.md", []
     card.write_text("Prompts: mine.")

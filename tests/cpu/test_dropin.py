@@ -73,6 +73,19 @@ def test_the_model_is_left_to_its_owner(family: str) -> None:
     assert all(p.grad is not None for p in parameters.values())
 
 
+def test_what_its_owner_trains_in_place_counts() -> None:
+    """Norms of queries and keys, too, of which the lean path keeps a copy."""
+    model, fast = tiny_model("qwen3"), draftwood.custom_generate("ngram")
+    asked = dict(inputs=IDS, max_new_tokens=12, do_sample=False)
+    before = model.generate(**asked, custom_generate=fast).tolist()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                norm.weight.mul_(torch.linspace(-9, 9, len(norm.weight), dtype=norm.weight.dtype))
+    expected = model.generate(**asked).tolist()
+    assert model.generate(**asked, custom_generate=fast).tolist() == expected != before
+
+
 def test_every_module_is_in_the_mode_that_it_was_in() -> None:
     model = tiny_model("llama").train()
     model.model.layers[0].eval()

@@ -170,8 +170,8 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     (tmp_path / "set.jsonl").write_text("\n".join(lines))
     screen = Console(file=io.StringIO(), width=200)
 
-    def go(cells: int) -> list[Cell]:
-        options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, 6, cells)
+    def go(cells: int, tokens: int = 6) -> list[Cell]:
+        options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, tokens, cells)
         return run_grid(options, lambda: tiny_llm(target), screen)
 
     assert len(go(1)) == 1 and len(go(1)) == 2
@@ -180,9 +180,12 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     assert "3 cells do not fit" in screen.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "out" / "README.md").read_text().startswith("# Never slower?")
     assert all(set(c.tokens_per_s) == {PLAIN, OURS, NEW, *FIXED} for c in found)
-    with (tmp_path / "out" / "grid.jsonl").open("a") as file:
-        file.write('{"place": ')  # as a kill leaves it
-    assert len(go(99)) == 6 and (tmp_path / "out" / "grid.jsonl").read_text().count("\n") == 6
-    (tmp_path / "out" / "grid.jsonl").write_text("{}\n")
-    with pytest.raises(BadInput, match="another --out"):
+    kept = tmp_path / "out" / "groups.jsonl"
+    with kept.open("a") as file:
+        file.write('{"group": ')  # as a kill leaves it
+    assert len(go(99)) == 6 and kept.read_text().count("\n") == 1 + 6
+    with pytest.raises(BadInput, match="max_new_tokens 6 instead of 7"):
+        go(1, tokens=7)
+    kept.write_text("{]\n")
+    with pytest.raises(BadInput, match="name another folder"):
         go(1)

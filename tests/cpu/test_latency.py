@@ -80,6 +80,18 @@ def test_a_longer_context_costs_more() -> None:
     assert (model().costs(15, 8000).verify_s > model().costs(15, 100).verify_s).all()
 
 
+def test_forwards_wider_than_all_that_are_learned_apart_go_on_to_cost_more() -> None:
+    latency = model()
+    costs = latency.costs(12287, 0)
+    for width in (6144, 8192, 12288):
+        assert costs.verify_s[width - 1] == pytest.approx(MACHINE.seconds(verify_work(width, BUCKET // 2)), rel=1e-3)
+        assert latency.predict(width - 1, 0, drafted=True)["verify"] == pytest.approx(costs.verify_s[width - 1])
+    for width, seconds in ((2048, 3.0), (4096, 1.0), (8192, 9.0)):
+        for _ in range(9):
+            latency.observe(a_round(width - 1, seconds))
+    assert latency.costs(8191, 0).verify_s[-1] == pytest.approx(latency.costs(4095, 0).verify_s[-1]), "never falls"
+
+
 def test_a_round_is_the_sum_of_its_parts() -> None:
     latency = trained([8, 32])
     costs = latency.costs(64, 100)

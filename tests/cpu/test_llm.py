@@ -81,6 +81,9 @@ def test_stop_strings_end_the_text_before_them(llm: LLM) -> None:
     stop = whole.split()[6]
     answer = llm.generate(PROMPT, max_new_tokens=30, stop=[stop])
     assert answer.text == whole[: whole.index(stop)] and answer.finish_reason == "stop"
+    for same in (stop, iter([stop])):
+        assert llm.generate(PROMPT, max_new_tokens=3e1, stop=same).text == answer.text
+    assert llm.generate(PROMPT, max_new_tokens=30, stop=None).text == whole
 
 
 def test_what_a_template_or_tokenizer_refuses_is_one_sentence(llm: LLM) -> None:
@@ -107,6 +110,9 @@ def test_seeds_repeat_and_do_not_depend_on_the_policy(llm: LLM) -> None:
         (dict(prompt="   "), "empty"),
         (dict(prompt=[]), "empty"),
         (dict(max_new_tokens=0), "max_new_tokens"),
+        (dict(max_new_tokens=2.5), "whole number"),
+        (dict(max_new_tokens=None), "whole number"),
+        (dict(seed=10**400), "seed"),
         (dict(prompt="w3 " * 300), "context window of 256"),
         (dict(temperature=-1), "temperature"),
         (dict(temperature=math.nan), "temperature"),
@@ -144,6 +150,12 @@ def test_any_value_works_or_is_refused(llm: LLM, options: dict) -> None:
 def test_a_missing_model_is_named(name: str, says: str) -> None:
     with pytest.raises(BadModel, match=says):
         draftwood.load(name, "none")
+
+
+def test_a_folder_may_be_a_path(folder: Path) -> None:
+    assert draftwood.load(folder, ["ngram"]).drafter is not None
+    with pytest.raises(BadModel, match="nowhere"):
+        draftwood.load(folder, folder / "nowhere" / "model")
 
 
 def test_a_damaged_model_is_named(folder: Path, tmp_path: Path) -> None:

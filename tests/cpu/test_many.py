@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -194,14 +195,32 @@ def test_lines_wait_for_an_engine_that_is_broken(options: BatchOptions, monkeypa
     def round(self: Batch) -> Any:
         raise RuntimeError("the device is gone")
 
-    write(options.source, [{"prompt": f"prompt {i}"} for i in range(40)])
-    with monkeypatch.context() as patch:
-        patch.setattr(Batch, "round", round)
-        with pytest.raises(BadModel, match=r"rounds have failed.*The same command goes on"):
-            run_batch(options)
-    assert not results(options.out)
+    for lines in (40, 2):  # more than are under way at once, or the last ones of a file
+        write(options.source, [{"prompt": f"prompt {i}"} for i in range(lines)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Batch, "round", round)
+            with pytest.raises(BadModel, match=r"(rounds have failed|Nothing is answered).*The same command goes on"):
+                run_batch(options)
+        assert not results(options.out)
     write(options.source, [{"prompt": f"prompt {i}"} for i in range(3)])
     assert run_batch(options).answered == 3
+
+
+def test_lines_wait_for_a_worker_that_has_died(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def round(self: Batch) -> Any:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "round", round)
+        patch.setattr(writer, "PATIENCE", 2)
+        with pytest.raises(BadModel, match=r"died.*The same command goes on"):
+            run_batch(options)
+    assert not results(options.out) and run_batch(options).answered == 12
+
+
+def test_lines_may_name_the_model_as_the_server_does(options: BatchOptions, tiny: Path) -> None:
+    write(options.source, [{"prompt": "x", "model": name} for name in (tiny.name, str(tiny))])
+    assert run_batch(options).failed == 0
 
 
 def test_lines_wait_for_memory_that_others_have(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +332,8 @@ def refused(options: BatchOptions) -> str:
 
 def test_inputs_that_are_refused(options: BatchOptions, tmp_path: Path) -> None:
     assert "No such file" in refused(replace(options, source=tmp_path / "none.jsonl"))
+    os.mkfifo(tmp_path / "pipe")
+    assert "save it to a file" in refused(replace(options, source=tmp_path / "pipe"))
     for lines, says in (
         ([], "it is empty"),
         (["{nope", '{"prompt": 7}'], "line 1: The line is not valid JSON"),

@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood.bench.figures_trace import Story, confidences, oracle, positions, prediction_series, speedup_of
+from draftwood.bench.figures_trace import (
+    Story,
+    conditional,
+    confidences,
+    oracle,
+    positions,
+    prediction_series,
+    speedup_of,
+)
 from draftwood.bench.page import FIGURES, run_report
 from draftwood.errors import BadInput
 from draftwood.footprint import Footprint
@@ -83,6 +91,13 @@ def test_figures_show_what_their_captions_say(trace: Trace) -> None:
     assert chain[0] == pytest.approx(0.5 + 0.5 / 9, abs=0.12)
     best = max(p.tokens_per_s for p in story.sweep.values())
     assert oracle(story) >= 0.99 * best, "each set's own best budget cannot lose to one budget for all"
+
+
+def test_positions_that_were_not_drafted_are_not_wrong() -> None:
+    short = Round(0, 2, True, np.zeros(2), np.array([1, 2]), [1, 2], {}, {})
+    long = Round(0, 3, True, np.zeros(3), np.array([1, 2, 3]), [1, 2], {}, {})
+    assert list(conditional([short] * 6)) == [1, 1]
+    assert list(conditional([short] * 6 + [long] * 6)) == [1, 1, 0]
 
 
 def test_confidence_is_calibrated_before_it_is_learned_from(trace: Trace) -> None:

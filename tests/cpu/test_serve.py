@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,12 @@ from draftwood.serve.answer import Delta, Piece
 from draftwood.serve.grammar import Grammars, of_lark, of_regex, of_schema
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
+from draftwood.serve.prompts import _message
+from draftwood.serve.protocol import ChatRequest
 from draftwood.serve.render import chat_logprobs
 from draftwood.serve.rules import Shaping
-from draftwood.serve.tools import Call, Form, Sieve
+from draftwood.serve.service import Service
+from draftwood.serve.tools import Call, Form, Sieve, moved
 from tests.reference import byte_tokenizer
 from tests.serving import tiny_llm
 
@@ -70,6 +75,56 @@ def test_templates_say_how_calls_look() -> None:
             Form.of(template)
 
 
+def test_references_within_a_schema_move_with_it() -> None:
+    others = [
+        {"$ref": "http://x"},
+        {"$ref": "#anchor"},
+        {"$id": "x", "items": {"$ref": "#/y"}},
+        {"enum": [{"$ref": "#"}]},
+    ]
+    inner = {"properties": {"$ref": {"$ref": "#"}, "x": {"$ref": "#/$defs/X"}}, "anyOf": others}
+    assert moved(inner, "#/there") == {
+        "properties": {"$ref": {"$ref": "#/there"}, "x": {"$ref": "#/there/$defs/X"}},
+        "anyOf": others,
+    }
+
+
+def test_of_several_templates_the_one_for_tools_says_how_calls_look() -> None:
+    llm = tiny_llm()
+    template = llm.tokenizer.chat_template
+    llm.tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": template}
+    asked = ChatRequest(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    )
+    assert Service(llm, Options()).prompts.form(asked) == HERMES
+
+
+def test_arguments_that_are_no_json_stay_text() -> None:
+    for text in ("nope", "[" * 100_000):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+        message = ChatRequest(model="m", messages=[{"role": "assistant", "tool_calls": [call]}]).messages[0]
+        assert _message(message)["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_prompts_are_logged_where_that_is_asked_for() -> None:
+    """In a process of its own, whose logging nobody has set up."""
+    code = (
+        "from draftwood.serve.options import Options; from draftwood.serve.protocol import CompletionRequest\n"
+        "from draftwood.serve.service import Service; from tests.serving import tiny_llm\n"
+        "Service(tiny_llm(), Options(log_prompts=True))._prepare(CompletionRequest(model='m', prompt='a secret'))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "a secret" in run.stderr
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
+def test_a_drain_that_never_ends_is_refused(seconds: float) -> None:
+    with pytest.raises(BadInput, match="--drain"):
+        Options(drain_s=seconds)
+
+
 def test_shaping_by_its_formulas() -> None:
     scores = torch.zeros(8)
     shaped = Shaping(2, {5: 3.0}, presence=0.5, frequency=0.25, least=4, ends=frozenset({7}))
@@ -112,6 +167,22 @@ def test_a_finished_form_allows_nothing_but_the_end(grammars: Grammars) -> None:
 def test_bad_grammars_are_told(grammars: Grammars, make) -> None:
     with pytest.raises(BadInput, match="cannot be used"):
         grammars.make(make())
+
+
+def test_tools_may_refer_to_their_own_definitions_and_to_themselves(grammars: Grammars) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/X"}, "rest": {"$ref": "#"}},
+        "required": ["x"],
+        "additionalProperties": False,
+        "$defs": {"X": {"enum": [1]}},
+    }
+    call = {"name": "f", "arguments": {"x": 1, "rest": {"x": 1, "rest": {"x": 1}}}}
+    (end,) = byte_tokenizer()("\n").input_ids
+    for others in ([], [{"name": "g"}]):
+        grammar = HERMES.grammar([*others, {"name": "f", "parameters": parameters}])
+        texts = [json.dumps(call, separators=marks) for marks in ((",", ":"), (", ", ": "))]
+        assert any(end in allowed(grammars, grammar, f"<tool_call>\n{text}") for text in texts)
 
 
 def test_a_token_of_a_sentencepiece_vocabulary_is_told_with_the_blank_before_it() -> None:

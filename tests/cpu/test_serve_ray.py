@@ -25,7 +25,7 @@ from tests.serving import tiny_llm
 
 pytest.importorskip("ray")
 from draftwood import serve_ray
-from draftwood.serve_ray import build_app, conversation
+from draftwood.serve_ray import _value, build_app, conversation
 
 
 def test_importing_starts_nothing() -> None:
@@ -78,6 +78,20 @@ def test_turns_of_a_conversation_have_one_name() -> None:
     assert keys[0] == keys[1] not in sessions
     for nothing in (b"", b"{nope", b"[1]", {"messages": 3}, {"messages": [answer]}, {"prompt": 7}, b"[" * 100_000):
         assert named(nothing) == ""
+
+
+def test_settings_of_the_environment_are_of_their_kind() -> None:
+    given = {
+        "trust_remote_code": "False", "log_prompts": "no", "num_replicas": "2", "num_gpus": "null", "drain_s": "2.5",
+        "cors": "https://a.example", "drafter": '["ngram", "none"]', "name": "7", "what": "ever",
+    }  # fmt: skip
+    assert {name: _value(name, text) for name, text in given.items()} == {
+        "trust_remote_code": False, "log_prompts": False, "num_replicas": 2, "num_gpus": None, "drain_s": 2.5,
+        "cors": ("https://a.example",), "drafter": ["ngram", "none"], "name": "7", "what": "ever",
+    }  # fmt: skip
+    for name, text in (("num_replicas", "two"), ("trust_remote_code", "maybe"), ("max_concurrency", "1.5")):
+        with pytest.raises(BadInput, match=f"DRAFTWOOD_SERVE_{name.upper()} is '{text}'; expected (int|bool)"):
+            _value(name, text)
 
 
 def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,6 +79,13 @@ def test_a_replay_does_what_the_engine_did(target: Target, truth: list[int], spe
     assert same > 5 and played.skipped == 0
     for ours, theirs in zip(played.rounds[:same], real.rounds[:same], strict=True):
         assert (ours.context, ours.n, list(ours.path)) == (theirs.context, theirs.n, list(theirs.path))
+
+
+def test_rounds_of_a_replay_emit_what_it_counts(target: Target, truth: list[int]) -> None:
+    record = an_answer(target, truth, "record", 50)
+    for end in range(20, 50):  # somewhere a tree holds more than is left of the text
+        played = replay(policy("ddtree:9"), scripts([replace(record, tokens=record.tokens[:end])]), Flat())
+        assert sum(1 + r.accepted for r in played.rounds) == played.tokens == end - 1
 
 
 def test_a_replay_writes_the_whole_text_and_counts_its_price(target: Target, truth: list[int]) -> None:
@@ -230,6 +238,18 @@ def test_the_command_prints_a_table_and_writes_its_files(
     facts = json.loads(printed.splitlines()[-1])
     assert facts == json.loads((tmp_path / "out" / "simulation.json").read_text())
     assert (tmp_path / "out" / "pareto.png").stat().st_size > 0
+
+
+def test_without_matplotlib_there_is_a_note_instead_of_a_plot(
+    target: Target, truth: list[int], tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    a_trace(target, truth).save(path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run_simulation(path, ["ddtree:4"], ["this"], None, tmp_path / "out", as_json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["cells"] and "matplotlib is not installed" in printed.err
+    assert (tmp_path / "out" / "simulation.json").exists()
 
 
 def test_a_trace_without_drafts_cannot_be_replayed(target: Target, truth: list[int]) -> None:

@@ -251,6 +251,11 @@ def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:
 # --- the loss -------------------------------------------------------------------------------------------------
 
 
+def test_a_head_in_float16_is_widened() -> None:
+    """Gradients of unlikely tokens are below what float16 can tell from 0."""
+    assert Head.of(tiny_target(dtype=torch.float16), None).weight.dtype == torch.float32
+
+
 @pytest.mark.parametrize(("soft", "paired"), [(0.0, False), (0.4, False), (0.4, True)])
 def test_the_chunked_loss_is_the_plain_one(
     single: Target, soft: float, paired: bool, monkeypatch: pytest.MonkeyPatch

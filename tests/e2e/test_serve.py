@@ -223,6 +223,16 @@ def test_tools_that_must_be_called(client: openai.OpenAI) -> None:
     assert ask(client, messages=results, tools=[WEATHER]).choices
 
 
+def test_parameters_of_tools_may_refer_to_their_definitions(client: openai.OpenAI) -> None:
+    closed = {"type": "object", "additionalProperties": False}
+    city = {**closed, "properties": {"city": {"enum": ["Bonn"]}}, "required": ["city"]}
+    nested = {**closed, "properties": {"at": {"$ref": "#/$defs/City"}}, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "where", "parameters": {**nested, "$defs": {"City": city}}}}
+    answer = ask(client, tools=[tool], tool_choice="required", max_tokens=300, temperature=0)
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["at"]["city"] == "Bonn"
+
+
 def test_what_a_server_told_may_be_sent_back(client: openai.OpenAI) -> None:
     nulls = dict.fromkeys(("audio", "function_call", "annotations", "refusal"))
     call = {"id": "1", "type": "function", "index": 0, "function": {"name": "weather", "arguments": "{}"}}
@@ -245,6 +255,7 @@ def schema(body: dict) -> dict:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": body}}
 
 
+DEEP = json.loads('{"not": ' * 300 + "{}" + "}" * 300)
 MISTAKES = {
     "unknown model": ({"model": "gpt-9"}, 404, "model_not_found"),
     "unknown field": ({"extra_body": {"foo": 1}}, 400, "unknown_parameter"),
@@ -257,6 +268,10 @@ MISTAKES = {
     "bad policy": ({"extra_body": {"policy": "ddtre"}}, 400, None),
     "bad schema": ({"response_format": schema({"type": "nope"})}, 400, None),
     "large schema": ({"response_format": schema({"enum": ["x" * 70000]})}, 400, None),
+    "deep schema": ({"response_format": schema(DEEP)}, 400, None),
+    "deep tool": (
+        {"tools": [{"type": "function", "function": {"name": "deep", "parameters": DEEP}}]}, 400, None,
+    ),
     "unknown tool": (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, None,
     ),

@@ -6,6 +6,7 @@ published or recorded ones were. The rest of the round, the draft included, is r
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.errors import BadInput
-from draftwood.recording import Answer, Trace
-from draftwood.trace import Round
+from draftwood.recording import Trace
 from draftwood.tree import Lattice, Tree
 
 RANKS = 16  # candidates of a depth that can be right
@@ -131,34 +131,41 @@ def find_rates(spec: str) -> Rates:
     """By name, or from a trace of `draftwood bench --trace`. Raises BadInput for anything else."""
     if spec in PUBLISHED:
         return PUBLISHED[spec]
-    if not Path(spec).is_file():
+    path = Path(spec)
+    if not path.is_file():
         raise BadInput(f"--rates names {spec!r}; expected {', '.join(PUBLISHED)} or a file of draftwood bench --trace.")
-    return from_trace(Trace.load(Path(spec)), Path(spec).name)
+    trace = Trace.load(path)
+    mark = hashlib.sha256(path.read_bytes()).hexdigest()[:8]  # all traces are called alike
+    return from_trace(trace, f"{path.absolute().parent.name}/{path.name} {mark}")
 
 
 def from_trace(trace: Trace, name: str) -> Rates:
-    """How often which candidate was right in the drafts of a trace, by what the target wrote afterwards."""
-    pairs = [(r, a) for a in trace.answers for r in a.rounds if isinstance(r.draft, Lattice)]
-    if not pairs:
+    """How often which candidate was right in the widest drafts of a trace, by what the target wrote afterwards.
+
+    In narrower ones, which policies with few nodes ask for, the right candidate may be one that was not recorded.
+    """
+    found = [(r.draft, r.context, a) for a in trace.answers for r in a.rounds if isinstance(r.draft, Lattice)]
+    if not found:
         raise BadInput(
             f"{name} holds no recorded lattice; record one with draftwood bench --trace --device cpu and a DFlash "
             "drafter by itself, without scores of pairs (markov_rank 0)."
         )
-    depth = max(len(r.draft.tokens) for r, _ in pairs if isinstance(r.draft, Lattice))
+    widest = min(RANKS, max(draft.tokens.shape[1] for draft, *_ in found))
+    drafts = [one for one in found if one[0].tokens.shape[1] >= widest]
+    depth = max(len(draft.tokens) for draft, *_ in drafts)
     counts = np.zeros((2, depth, RANKS + 1))  # on the spine and off it; the last rank is a miss
-    for r, answer in pairs:
-        count(counts, r, answer)
+    for draft, context, answer in drafts:
+        count(counts, draft, answer.continuation(context))
     total = np.maximum(counts.sum(2, keepdims=True), 1)
     spine, branch = (counts / total)[:, :, :RANKS]
-    source = f"recorded: {len(pairs)} drafts of {trace.header.drafter} for {trace.header.target}"
+    source = f"recorded: {len(drafts)} drafts of {trace.header.drafter} for {trace.header.target}"
     return Rates(name, source, spine, branch)
 
 
-def count(counts: Array, r: Round, answer: Answer) -> None:
-    """Add one round's draft, as far as the answer goes and the candidates were right."""
-    assert isinstance(r.draft, Lattice)
+def count(counts: Array, draft: Lattice, text: Sequence[int]) -> None:
+    """Add one draft, as far as the `text` behind its root goes and the candidates were right."""
     off = 0
-    for d, (row, token) in enumerate(zip(r.draft.tokens, answer.continuation(r.context), strict=False)):
+    for d, (row, token) in enumerate(zip(draft.tokens, text, strict=False)):
         found = np.flatnonzero(row[:RANKS] == token)
         rank = int(found[0]) if len(found) else RANKS
         counts[off, d, rank] += 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from draftwood.bench.gpu.options import GpuOptions
 from draftwood.bench.gpu.parts import SLACK, Bench, memory_row
-from draftwood.bench.gpu.results import Row
 from draftwood.bench.measure import Settings, measure
 from draftwood.bench.prompts import load_prompts
+from draftwood.bench.results import Row
 from draftwood.bench.stats import NAN
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.embedded import EMBEDDED_DRAFTER

@@ -21,10 +21,10 @@ from draftwood.bench.gpu.options import GpuOptions
 from draftwood.bench.gpu.parts import SLACK, Bench, memory_row
 from draftwood.bench.gpu.rates import Rates, find_rates
 from draftwood.bench.gpu.report import print_rows, save_plot
-from draftwood.bench.gpu.results import Results, Row
 from draftwood.bench.gpu.shapes import Shape
 from draftwood.bench.gpu.synthetic import check_room, random_drafter, random_target
 from draftwood.bench.records import write_summary
+from draftwood.bench.results import Results, Row
 from draftwood.bench.stats import jsonable
 from draftwood.errors import DraftwoodError
 from draftwood.latency import Machine

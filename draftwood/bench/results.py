@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.records import check_writable, unwritable
+from draftwood.bench.records import check_writable, writing
 from draftwood.errors import BadInput
+from draftwood.store import differences
 
 FILE = "groups.jsonl"
 Row = dict[str, Any]
@@ -24,9 +25,8 @@ class Results:
         self.groups: dict[str, list[Row]] = {}
         conditions = json.loads(json.dumps(conditions))
         known = read(self._file) if self._file is not None and self._file.exists() else []
-        found = known[0].get("conditions") if known else conditions
-        if found != conditions:
-            raise BadInput(f"--out {folder} holds results of {found}, not of {conditions}; name another folder.")
+        if known and (told := differences(known[0].get("conditions", {}), conditions)):
+            raise BadInput(f"--out {folder} holds results of another run ({told}); name another folder.")
         if self._file is not None:  # whole lines alone: the next ones would continue one that was cut off
             self._file.write_text("".join(map(as_line, known or [{"conditions": conditions}])), encoding="utf-8")
         self.groups = {line["group"]: line["rows"] for line in known[1:]}
@@ -42,11 +42,8 @@ class Results:
     def _append(self, line: Row) -> None:
         if self._file is None:
             return
-        try:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(as_line(line))
-        except OSError as error:
-            raise unwritable(self._file.parent, error) from None
+        with writing(self._file.parent), self._file.open("a", encoding="utf-8") as file:
+            file.write(as_line(line))
 
 
 def as_line(row: Row) -> str:
