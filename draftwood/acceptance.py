@@ -68,6 +68,7 @@ class AcceptanceModel:
         self._since = inf  # drafted rounds since this was recalled from an earlier process; inf: it was not
         self._idle = 0
         self._prospect: Prospect | None = None  # at the usual confidence
+        self._verified = np.zeros(0, np.int64), np.zeros(0)  # nodes of the rounds behind it, and what each weighs
         self._usual = float("nan")  # the target's confidence where it was drafted
         self._unjudged = 0  # rounds since it was formed that may have changed it
 
@@ -130,14 +131,16 @@ class AcceptanceModel:
         known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
         return self.calibrate(mass[known], depths[known], optimism / max(self._recent.weight, 1.0))
 
-    def observe(self, round: Round, typical: bool = True, plain_s: float | None = None) -> None:
-        """Learn from which nodes were accepted; of a request alone also from what a plain step would have taken.
+    def charge(self, round: Round, plain_s: float) -> None:
+        """Of a request alone, when all of a round's seconds are known: with what a plain step would have taken."""
+        self._ledger.enter(round, plain_s)
+
+    def observe(self, round: Round, typical: bool = True) -> None:
+        """Learn from which nodes were accepted.
 
         A round that is not `typical` was drafted because much was expected of it: it says nothing about others, so the
         outlook leaves it out.
         """
-        if plain_s is not None:
-            self._ledger.enter(round, plain_s)
         if not round.drafted:
             self._idle += 1
             self._text.see(round.confidence)
@@ -152,6 +155,7 @@ class AcceptanceModel:
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
             self._remember(features, round)
+        self._reach(features, round)
         self._text.see(round.confidence)
 
     def turn(self) -> None:
@@ -180,6 +184,7 @@ class AcceptanceModel:
         # to believe that a drafter is no good at all.
         recent, weight = self._recent, self._recent.weight
         shares, came = np.array(recent.shares) / weight, np.array(recent.emitted)
+        self._verified = np.array(recent.sizes), shares
         expected = 1 + np.repeat(shares, recent.sizes) @ _sigmoid(recent.features @ self.weights)
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
@@ -197,8 +202,9 @@ class AcceptanceModel:
         prospect = self.prospect()
         if prospect is None:
             return Outlook(float("nan"), self._idle)
-        n = min(round(prospect.nodes), len(costs.verify_s) - 1)
-        seconds = costs.draft_s + costs.aux_s[n] + costs.verify_s[n]
+        # What these rounds would cost, each at its own size: seconds rise in steps, so those of a mean size are none's.
+        sizes, shares = self._verified
+        seconds = shares @ costs.round_s[np.minimum(sizes, len(costs.verify_s) - 1)]
         hope = HOPE * prospect.doubt * self._ledger.affords
         worth = float(costs.plain_s / seconds)  # of a token
         return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth)
@@ -253,12 +259,14 @@ class AcceptanceModel:
         self._seen = RECENT * self._seen + 1
         self._own += 1
         self._since += 1
+        self._idle = 0
+
+    def _reach(self, features: Array, round: Round) -> None:
         whole = self.depth is not None and round.accepted >= self.depth
         self._paths.append(round.accepted)
         self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(4, self._paths)[-1], SHALLOWEST)
         of_depth = np.bincount(features[:, -1].astype(np.int64), minlength=1)
         self._widths.append(int(of_depth.max()))
-        self._idle = 0
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""

@@ -184,6 +184,9 @@ class Batch:
         self._learn_seconds(clock)
         with clock("observe"):
             records = self._observe(begun, verdicts)
+        if len(begun.parts) == 1 and (alone := records[0]):
+            request = begun.parts[0].request
+            request.acceptance.charge(alone, begun.costs[request.policy].plain_s)
         seconds = time.perf_counter() - begun.start
         steps = {}
         for part, verdict, record in zip(begun.parts, verdicts, records, strict=True):
@@ -212,8 +215,7 @@ class Batch:
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                plain_s = begun.costs[part.request.policy].plain_s if len(parts) == 1 else None
-                part.request.acceptance.observe(record, begun.typical, plain_s)
+                part.request.acceptance.observe(record, begun.typical)
                 if len(writing) > 1:
                     part.request.own.observe(record)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work

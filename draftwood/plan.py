@@ -160,7 +160,7 @@ def make_plan(
     segments, start = [], 0
     for tree, row, context in zip(trees, rows, contexts, strict=True):
         visible, stop = None if tree.is_chain else tree.ancestors(), start + len(tree.tokens)
-        segments.append(Segment(row, start, stop, context, tree.depths, visible))
+        segments.append(Segment(row, start, stop, context, np.ascontiguousarray(tree.depths, np.int64), visible))
         start = stop
     tokens = _joined([tree.tokens for tree in trees], device)
     positions = _joined([part.context + part.depths for part in segments], device)
@@ -169,7 +169,7 @@ def make_plan(
 
 def _joined(parts: Sequence[Ints], device: torch.device) -> Tensor:
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return torch.from_numpy(np.ascontiguousarray(flat)).to(device)
+    return torch.from_numpy(np.ascontiguousarray(flat, np.int64)).to(device)  # a drafter may give other integers
 
 
 def _wanted(segments: Sequence[Segment], known: Sequence[bool], device: torch.device) -> Tensor:

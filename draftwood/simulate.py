@@ -111,7 +111,8 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
         if drafts and not drafted:
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
-        model.observe(record, plain_s=costs.plain_s)
+        model.observe(record)
+        model.charge(record, costs.plain_s)
         played.clipped += _clipped(tree, record.draft)
         tokens = min(1 + record.accepted, end - at)
         played.rounds.append(replace(record, path=record.path[: tokens - 1]))  # as the engine ends an answer

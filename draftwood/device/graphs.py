@@ -7,7 +7,8 @@ one pool because no two of them run at the same time and nothing of theirs outli
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,8 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._captures = device.type == "cuda"
+        # PyTorch's own stream for captures belongs to the device of the process's first one.
+        self._stream = torch.cuda.Stream(device) if self._captures else None
         self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
         self._pool: Any = None  # of the first capture
         self.nbytes = 0  # device memory that captures took
@@ -65,7 +68,7 @@ class Graphs:
         reserved = self._reserved()
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _workspaces_apart(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
             stage()
         self.nbytes += max(0, self._reserved() - reserved)
         return graph
@@ -86,6 +89,19 @@ class Graphs:
                 for tensor, before in zip(changing, saved, strict=True):
                     tensor.copy_(before)
         current.wait_stream(side)
+
+
+@contextmanager
+def _workspaces_apart() -> Iterator[None]:
+    """A capture's workspace of cuBLAS lives in its own pool, and what warming up left behind is given back.
+
+    PyTorch keeps one for each stream: captures of two engines would share it, and it goes with the first of them.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class Span:

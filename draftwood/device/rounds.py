@@ -57,6 +57,8 @@ class Device:
             return f"the drafter {self._drafter.name} runs on the host"
         if not isinstance(policy.grow, Growth):
             return f"the policy {policy.name} grows its trees with a function of its own"
+        if policy.grow.spine:
+            return f"the policy {policy.name} keeps the whole likeliest chain, which is grown on the host"
         if rule is not None:
             return "logits processors run on the host"
         device = self._target.device
@@ -99,6 +101,7 @@ class Device:
     def _roomy(self, needed: int, width: int) -> State:
         """With room for longer requests, too, unless memory is too short for that."""
         roomy = min(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), self._target.context_limit + width)
+        roomy = max(roomy, needed)
         with suppress(BadInput):
             return self._allocate(roomy, width)
         return self._allocate(needed, width)

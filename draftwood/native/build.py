@@ -78,19 +78,32 @@ def build(folder: Path, machine: str) -> Built:
     if compiler is None:
         return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
     sources = [source.read_text(encoding="utf-8") for source in SOURCES]
-    key = hashlib.sha256("|".join([*sources, str(FLAGS + VARIANTS), compiler, machine]).encode())
-    library = folder / f"ops-{key.hexdigest()[:16]}.so"
-    if library.is_file():
-        return Built(library, f"compiled by {compiler}")
+    own = Path(compiler).resolve()  # `cc` is another one after an update
+    parts = [*sources, str((COMMON, FLAGS, VARIANTS)), compiler, str(own), str(own.stat().st_size), machine]
+    library = folder / f"ops-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return _compile_best(compiler, library)
+        if not library.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            if (reason := _compile_best(compiler, library)) is not None:
+                return Built(None, reason)
+        return _checked(library, compiler)
     except OSError as error:
-        return Built(None, f"{folder} cannot be written: {error}")
+        return Built(None, f"{folder} cannot be used: {error}")
 
 
-def _compile_best(compiler: str, library: Path) -> Built:
-    """The quickest variant. The file appears whole or not at all, whoever else compiles it meanwhile."""
+def _checked(library: Path, compiler: str) -> Built:
+    """Of a compiled library, whether it serves here. Raises OSError if it cannot be loaded."""
+    threaded = ctypes.CDLL(str(library)).threaded()
+    if not threaded and torch.get_num_threads() > 1:
+        return Built(None, f"{compiler} has no OpenMP: on one core they take longer than PyTorch's operators on all")
+    return Built(library, f"compiled by {compiler}")
+
+
+def _compile_best(compiler: str, library: Path) -> str | None:
+    """The quickest variant, or why there is none.
+
+    The file appears whole or not at all, whoever else compiles it meanwhile.
+    """
     drafts: list[Path] = []
     try:
         for variant in VARIANTS:
@@ -99,9 +112,9 @@ def _compile_best(compiler: str, library: Path) -> Built:
             drafts.append(Path(draft))
             said = _compile(compiler, variant, draft)
             if said is not None:
-                return Built(None, f"{compiler} failed: {said}")
+                return f"{compiler} failed: {said}"
         os.replace(min(drafts, key=_trial_s), library)
-        return Built(library, f"compiled by {compiler}")
+        return None
     finally:
         for path in drafts:
             path.unlink(missing_ok=True)

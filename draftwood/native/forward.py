@@ -106,6 +106,7 @@ class Native:
         """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and what the layers
         `tapped` gave."""
         cosines, sines = self._ends.rotary.reserve(parts.longest)
+        self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
         if self._table is None:
             return self._run_apart(tokens, cosines[positions], sines[positions], parts, tapped, wanted)
         rows, hidden, like = len(tokens), len(self._ends.norm), self._ends.norm

@@ -5,6 +5,15 @@
 
 #include "native.h"
 
+// Whether loops run on several cores.
+int threaded(void) {
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 static inline float inverse_rms(const bf16 *x, int64_t width, float eps) {
     float lanes[LANES] = {0};
     for (int64_t i = 0; i < width; i += LANES)

@@ -220,6 +220,15 @@ def test_the_gain_is_tokens_per_second_over_plain_decodings() -> None:
     assert model.outlook(COSTS).gain == pytest.approx(1 / (0.2 + 0.05 + 1))
 
 
+def test_rounds_are_priced_each_at_its_size() -> None:
+    """Half of two nodes and half of six take what these take, where four would be cheap or dear."""
+    cliff = Costs(1.0, 0.0, np.zeros(9), np.array([1, 1, 1, 1, 1, 3, 3, 3, 3.0]))
+    model = AcceptanceModel()
+    for i in range(120):
+        model.observe(a_round(sure(2 + 4 * (i % 2), 1e-6)))
+    assert model.outlook(cliff).gain == pytest.approx(1 / 2, rel=0.02)
+
+
 def test_a_good_drafter_has_a_gain_above_one_and_a_bad_one_below() -> None:
     good, bad, rng = AcceptanceModel(), AcceptanceModel(), np.random.default_rng(5)
     for _ in range(60):
@@ -439,7 +448,8 @@ def after_rounds(every: int, plain_s: float | None) -> bool:
     for i in range(96):
         tree, seconds = chain(4), float(COSTS.round_s[4])
         record = replace(a_round(tree, 4 * (i % every == 0)), seconds={"verify": seconds})
-        model.observe(record, plain_s=plain_s)
+        model.observe(record)
+        model.charge(record, plain_s)
     return Bastion().drafts(model.outlook(COSTS))
 
 

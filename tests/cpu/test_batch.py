@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from math import sqrt
 from typing import ClassVar
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from draftwood import registry
+from draftwood.acceptance import AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
+from draftwood.choosing import Load
 from draftwood.engine import Engine
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
@@ -308,3 +311,65 @@ def test_a_lone_request_that_rests_is_asked_at_the_start_of_its_answer_and_behin
     assert len(first) == 13 and not any(first) and Hesitant.asked == [0, 4, 8]
     second = [step.round.drafted for step in made.run([1, 2, 3], 14) if step.round]
     assert second[:-1] and all(second[:-1]), "the last round may have no room for a draft"
+
+
+class Joining(Bastion):
+    """Always drafts for all, and notes how long that is said to be ago."""
+
+    idle: ClassVar[list[int]] = []
+
+    def together(
+        self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
+    ) -> list[bool]:
+        self.idle.append(idle)
+        return [True] * len(prospects)
+
+
+def test_who_never_drafts_does_not_keep_the_others_looking() -> None:
+    made, Joining.idle = engine(tiny_target(), Noisy("noisy", max_depth=3)), []
+    batch, plain = made.batch(), registry.policy("autoregressive")
+    for policy in (Joining(), Joining(), plain):
+        batch.join(made.request(PROMPT, 12, policy=policy))
+    model = batch.requests[0].acceptance
+    while len(batch.requests) == 3:
+        batch.round()
+    assert len(Joining.idle) > 4 and set(Joining.idle) == {0}
+    assert len(model._recent) > 4, "nor do its rounds say nothing of drafting"
+
+
+def test_what_a_request_learned_alone_is_its_own_when_another_one_joins() -> None:
+    made = engine(tiny_target(), Noisy("noisy", max_depth=3))
+    made.policy = Eager()
+    batch, first = made.batch(), made.request(PROMPT, 60)
+    batch.join(first)
+    for _ in range(12):
+        batch.round()
+    assert len(first.own._recent) < len(first.acceptance._recent)
+    batch.join(made.request(PROMPT, 9))
+    assert len(first.own._recent) == len(first.acceptance._recent) > 6
+
+
+def test_what_others_read_is_not_charged_to_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[Round] = []
+    monkeypatch.setattr(AcceptanceModel, "charge", lambda model, round, plain_s: charged.append(round))
+    made = engine(tiny_target(max_position_embeddings=2048), Noisy("noisy"), "ddtree:3")
+    batch, writer, reader = made.batch(), made.request(PROMPT, 90), made.request(PROMPT * 50, 2)
+    batch.join(writer)
+    for _ in range(3):
+        batch.round()
+    before = len(charged)
+    batch.join(reader)
+    assert before == 2, "the first round reads the prompt"
+    while reader.reads:
+        batch.round()
+        load = Load([writer], 2, 0)
+        assert batch._chooser.costs(load)[made.policy].draft_s == batch._chooser.draft_s(1, writer.filled)
+    assert len(charged) == before
+
+
+def test_prices_reach_as_far_as_all_requests_together_may_go() -> None:
+    made = engine(tiny_target(), Noisy("noisy"), "bastion:8")
+    batch, requests = made.batch(), [made.request(PROMPT, 9) for _ in range(3)]
+    for size in (1, 2, 3):
+        (price,) = batch._chooser.costs(Load(requests[:size], size, 0)).values()
+        assert len(price.verify_s) == 1 + 8 * size

@@ -88,6 +88,7 @@ class Own:
 def test_the_host_serves_what_the_device_declines(target: Target, truth: list[int]) -> None:
     made = engine(target, Tabled(Noisy("noisy")))
     assert "a function of its own" in made.backend(Own()).reason
+    assert "whole likeliest chain" in made.backend(registry.policy("record")).reason
     assert text(list(made.run(PROMPT, 12, policy=Own()))) == truth[:12]
     ban = truth[3]
 

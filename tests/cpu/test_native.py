@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import replace
 from pathlib import Path
@@ -236,7 +237,23 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatc
     assert "no C compiler" in build(tmp_path / "cache", "some processor").reason
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "cannot be written" in build(tmp_path / "file", "some processor").reason
+    assert "cannot be used" in build(tmp_path / "file", "some processor").reason
+
+
+@compiled
+def test_a_library_that_does_not_serve_here_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(tmp_path, "some processor").library
+    assert first is not None
+    first.unlink()
+    first.write_bytes(b"of another machine")
+    assert "cannot be used" in build(tmp_path, "some processor").reason
+    source = tmp_path / "alone.c"
+    source.write_text("int threaded(void) { return 0; }", encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "alone.so", source], check=True)
+    for threads, served in ((2, False), (1, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        built = building._checked(tmp_path / "alone.so", "cc")
+        assert (built.library is not None) == served == ("OpenMP" not in built.reason)
 
 
 def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def run_gpu_bench(options: GpuOptions) -> dict[str, Any]:
     start = time.perf_counter()
     shapes, rates = options.shapes(), [find_rates(spec) for spec in options.rates]
     device = parse_device(options.device)
-    if device.type == "cuda":
+    if device.index is not None:  # else it is the current one
         torch.cuda.set_device(device)  # whose streams graphs and events belong to
     dtype = parse_dtype(options.dtype, device)
     results = Results(options.out, conditions(options, device, dtype))

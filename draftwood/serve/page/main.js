@@ -40,8 +40,9 @@ function askForKey() {
 }
 
 function leave(error) {
+  const told = `${error.message} Trying again every second; what was written stays here.`;
   away = true;
-  at("alert").textContent = `${error.message} Trying again every second; what was written stays here.`;
+  if (at("alert").textContent !== told) at("alert").textContent = told; // read out once
   at("alert").hidden = false;
   tell("No connection");
 }
@@ -58,10 +59,10 @@ async function keepInTouch() {
 
 async function comeBack() {
   away = false;
+  if (!running) await greet();
+  if (away) return;
   at("alert").hidden = true;
-  if (running) return tell("Writing");
-  await greet();
-  if (!away) tell("The server is back");
+  tell(running ? "Writing" : "The server is back");
 }
 
 // --- what is shown around an answer ------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ function tell(status) {
   at("log").ariaBusy = Boolean(running); // texts are read out when they are whole
   at("stop").hidden = !running;
   at("send").hidden = Boolean(running);
-  for (const id of ["race", "new", "send"]) at(id).disabled = Boolean(running) || away;
+  for (const id of ["race", "new", "send"]) at(id).disabled = Boolean(running) || away || !card;
 }
 
 /** Scroll with the text unless the reader is elsewhere. */
@@ -116,16 +117,17 @@ async function take(racing) {
   const error = await (race ? race.run(write) : write(answer, policy)).catch((error) => error);
   running = null;
   if (race && !error) watch.measured = race.plain;
-  box.append(make("p", "note", answer.tokens ? answer.summary : "Nothing was written."));
+  add(() => box.append(make("p", "note", answer.tokens ? answer.summary : "Nothing was written.")));
   close(box, text, answer, error);
   watch.follow(answer);
-  box.lastElementChild.scrollIntoView({ block: "nearest" });
-  at("message").focus();
+  const pressed = [document.body, at("send"), at("stop"), at("race")]; // who is elsewhere by now stays there
+  if (pressed.includes(document.activeElement)) at("message").focus({ preventScroll: true });
 }
 
 /** How answers to one request are written: streamed under a policy, `changed` after each chunk. */
 const writer = (asked) => async (answer, policy, changed = () => {}) => {
   answers.set(answer.place, answer);
+  answer.place.tabIndex = 0; // Enter shows its rounds
   watch.follow(answer);
   for await (const chunk of server.chat({ ...asked, policy }, running.signal)) {
     add(() => answer.push(chunk));
@@ -144,7 +146,7 @@ function close(box, text, answer, error) {
   }
   if (!error) return tell("Done");
   if (error.name === "AbortError") {
-    box.append(make("p", "note", "Stopped."));
+    add(() => box.append(make("p", "note", "Stopped.")));
     return tell("Stopped");
   }
   const note = make("p", "error", error.message);
@@ -186,6 +188,10 @@ at("log").addEventListener("click", ({ target }) => {
   const answer = answers.get(target.parentElement);
   if (answer?.rounds.length && target.dataset.round) watch.look(answer, Number(target.dataset.round));
 });
+at("log").addEventListener("keydown", ({ key, target }) => {
+  if (key === "Enter" && answers.has(target)) watch.follow(answers.get(target));
+});
 
+tell("Connecting");
 greet();
 keepInTouch();

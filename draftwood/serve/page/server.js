@@ -12,7 +12,21 @@ export class Refused extends Error {
 export class Unreachable extends Error {}
 
 const KEY = "draftwood-key";
-export const keepKey = (key) => sessionStorage.setItem(KEY, key);
+let key = kept(() => sessionStorage.getItem(KEY));
+
+export function keepKey(given) {
+  key = given;
+  kept(() => sessionStorage.setItem(KEY, given));
+}
+
+/** What the browser keeps, if the user lets it keep anything: without that a key lasts as long as the page. */
+function kept(ask) {
+  try {
+    return ask();
+  } catch {
+    return null;
+  }
+}
 
 /** Header values are bytes: a key goes out in UTF-8, as the server compares it. */
 const bearer = (key) => `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}`;
@@ -23,7 +37,6 @@ const network = (error) => {
 };
 
 async function call(path, options = {}) {
-  const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key && { Authorization: bearer(key) }) };
   const answer = await fetch(path, { ...options, headers }).catch(network);
   if (answer.ok) return answer;
@@ -32,9 +45,12 @@ async function call(path, options = {}) {
 }
 
 /** What is served: id, drafter, policy, policies … */
-export const model = async () => (await (await call("v1/models")).json()).data[0];
+export const model = async () => (await (await call("v1/models", soon())).json()).data[0];
 
-export const alive = () => fetch("health", { signal: AbortSignal.timeout(5000) }).then((answer) => answer.ok, () => false);
+export const alive = () => fetch("health", soon()).then((answer) => answer.ok, () => false);
+
+/** For what needs no model: a server that takes longer is not there. */
+const soon = () => ({ signal: AbortSignal.timeout(5000) });
 
 /** The chunks of a chat completion, each with what its round did (docs/serve.md, "Watching rounds"). */
 export async function* chat(asked, signal) {

@@ -3,14 +3,21 @@
 (() => {
   const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const kept = localStorage.getItem("draftwood-theme");
+  const storage = (ask) => { // which the user may have forbidden
+    try {
+      return ask();
+    } catch {
+      return null;
+    }
+  };
+  const kept = storage(() => localStorage.getItem("draftwood-theme"));
   if (kept) root.dataset.theme = kept;
   addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
     const tell = () => button.setAttribute("aria-pressed", dark());
     button.addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
-      localStorage.setItem("draftwood-theme", root.dataset.theme);
+      storage(() => localStorage.setItem("draftwood-theme", root.dataset.theme));
       tell();
     });
     system.addEventListener("change", tell);

@@ -97,7 +97,7 @@ export function table(round) {
 
 /** Bars of the latest values, and optionally a line of others. */
 export function bars(svg, values, line = []) {
-  const most = 60, shown = values.slice(-most), over = line.slice(-most), top = Math.max(...shown, 1);
+  const most = 60, shown = values.slice(-most), over = line.slice(-most), top = Math.max(...shown, ...over, 1);
   const y = (value) => 40 - (38 * value) / top;
   svg.setAttribute("viewBox", `0 0 ${most * 5} 40`);
   svg.setAttribute("preserveAspectRatio", "none");

@@ -22,6 +22,7 @@ export class Watch {
   /** Show an answer, and from now on its latest round. */
   follow(answer) {
     this.#answer = answer;
+    at("round").disabled = !answer.last;
     this.#look(null);
   }
 
@@ -43,7 +44,7 @@ export class Watch {
     requestAnimationFrame(() => {
       this.#asked = false;
       if (!this.#answer.last) return;
-      const rounds = this.#answer.rounds, index = this.#at ?? rounds.length - 1;
+      const rounds = this.#answer.rounds, index = Math.min(this.#at ?? Infinity, rounds.length - 1);
       this.#speed();
       this.#tree(rounds, index);
       this.#rounds(rounds);
