@@ -331,6 +331,27 @@ def test_all_of_it_works_from_the_keyboard(open_page, running: Running, slow: No
     expect(page.get_by_role("table")).to_be_visible()
 
 
+def test_who_is_elsewhere_when_an_answer_ends_stays_there(open_page, running: Running, slow: None) -> None:
+    page = open_page(running.url)
+    say(page, tokens=30)
+    done(page)
+    say(page, tokens=60)
+    expect(page.get_by_role("status")).to_have_text("Writing")
+    slider = page.locator("#round")
+    page.get_by_label("Policy").focus()
+    page.keyboard.type("ddtree:4")
+    done(page)
+    expect(page.get_by_label("Policy")).to_be_focused()
+    expect(page.get_by_label("Policy")).to_have_value("ddtree:4")
+    slider.focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#round-name")).to_have_text(re.compile("^Round 1 of "))
+    earlier = page.locator(".turn .tokens").first
+    earlier.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#round-name")).not_to_have_text(re.compile("^Round 1 of "))
+
+
 def test_everything_has_a_name(open_page, running: Running) -> None:
     page = open_page(running.url)
     told = page.locator("body").aria_snapshot()

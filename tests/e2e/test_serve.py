@@ -312,7 +312,10 @@ def test_seeds_may_be_negative(client: openai.OpenAI) -> None:
     assert first == second != ask(client, temperature=1, seed=1).choices[0].message.content
 
 
-@pytest.mark.parametrize(("target", "name"), [("org/model-8b", "org/model-8b"), ("/home/me/models/tiny", "tiny")])
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("org/model-8b", "org/model-8b"), ("/home/me/models/tiny", "tiny"), ("./models/tiny", "tiny"), ("~/tiny", "tiny")],
+)
 def test_a_folder_is_called_by_its_last_part(target: str, name: str) -> None:
     assert called(target) == name
 
