@@ -64,7 +64,7 @@ class Writer:
             raise BadModel(f"{why} {found} {GOES_ON}")
 
     async def _works(self) -> bool:
-        asked = CompletionRequest(model=self._service.name, prompt=[0], max_tokens=1)
+        asked = CompletionRequest.model_validate({"model": self._service.name, "prompt": [0], "max_tokens": 1})
         try:
             await (await self._service.begin(asked)).whole()
         except (Refused, DraftwoodError):
