@@ -449,7 +449,8 @@ def after_rounds(every: int, plain_s: float | None) -> bool:
         tree, seconds = chain(4), float(COSTS.round_s[4])
         record = replace(a_round(tree, 4 * (i % every == 0)), seconds={"verify": seconds})
         model.observe(record)
-        model.charge(record, plain_s)
+        if plain_s is not None:
+            model.charge(record, plain_s)
     return Bastion().drafts(model.outlook(COSTS))
 
 

@@ -270,7 +270,8 @@ MISTAKES = {
     "large schema": ({"response_format": schema({"enum": ["x" * 70000]})}, 400, None),
     "deep schema": ({"response_format": schema(DEEP)}, 400, None),
     "deep tool": (
-        {"tools": [{"type": "function", "function": {"name": "deep", "parameters": DEEP}}]}, 400, None,
+        {"tools": [{"type": "function", "function": {"name": "deep", "parameters": DEEP}}]},
+        400, "context_length_exceeded",
     ),
     "unknown tool": (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, None,
