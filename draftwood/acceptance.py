@@ -45,6 +45,7 @@ RECALLED = 4.0  # the same of texts of an earlier process, which may have been o
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
 KINDS = 0.8  # tokens of a drafted round by which an earlier process's texts are thought to differ from this one's
 HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
+HOTTEST = 8.0  # temperature: from here on all tokens are about as likely
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
 
@@ -314,8 +315,8 @@ def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliab
 
 
 def temperature_bucket(temperature: float) -> float:
-    """Temperatures that share what is learned: 0, and from there to the nearest half."""
-    return 0.0 if temperature == 0 else max(round(2 * temperature) / 2, 0.5)
+    """Temperatures that share what is learned: 0, and from there to the nearest half; all hot ones together."""
+    return 0.0 if temperature == 0 else max(round(2 * min(temperature, HOTTEST)) / 2, 0.5)
 
 
 def _accepted(round: Round) -> Array:

@@ -138,9 +138,9 @@ class Curve:
         """One observation, or what several of one width have in common. Returns the log of observed over expected, and
         how much of that the curve's own doubt does not explain, from 0 to 1."""
         parts, now = parts_of(width), self.seconds(prior)
-        expected = float(parts @ now)
+        expected = seconds_at(width, now)
         error = log(seconds / expected)
-        doubt, slope = self._doubt + times * DRIFT, parts * now / expected  # of the expected log by each ratio's
+        doubt, slope = self._doubt + times * DRIFT, parts * now / (parts @ now)  # of the expected log by each ratio's
         pull = doubt @ slope
         own = 1 / times
         variance = own + float(slope @ pull)  # of the error: the observation's and the curve's

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.curve import WIDTHS, Array, Curve, Level, extended, parts_of, seconds_at
+from draftwood.curve import WIDTHS, Array, Curve, Level, extended, seconds_at
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Errors, Round, prediction_errors
@@ -199,7 +199,7 @@ class LatencyModel:
         self._latest.extend(rounds)
         like, usually = rounds[0], exp(-self._pace)
         warm = rounds[like.width not in self._warm :]  # a width's first forward makes kernels: no word on the next ones
-        if warm and like.seconds.get("verify", 0.0) > 0 and like.width <= WIDTHS[-1]:
+        if warm and like.seconds.get("verify", 0.0) > 0:
             self._learn_verify(warm, usually)
         self._warm.add(like.width)
         teaches = self._teaches(like.context, first)
@@ -207,7 +207,7 @@ class LatencyModel:
             if (draft := round.seconds.get("draft", 0.0)) > 0:
                 self.observe_draft(draft, round.context, first)
         hosts = [round.total_s - round.seconds.get("verify", 0.0) - round.seconds.get("draft", 0.0) for round in rounds]
-        if (host := median(hosts)) > 0 and like.drafted and teaches and like.n < WIDTHS[-1]:
+        if (host := median(hosts)) > 0 and like.drafted and teaches:
             self._learned.host.learn(1 + like.n, host * usually, HOST_PRIOR, len(rounds))
         for host in () if like.drafted else hosts:
             if host > 0:
@@ -247,7 +247,7 @@ class LatencyModel:
     def _judge(self, trial: _Trial, round: Round) -> None:
         """Drop a restored profile that is far off as it was: of another load, clock or build."""
         kept = trial.kept.verify_at(round.context).seconds(self._verify_prior(round.context))
-        trial.errors.append(abs(log(round.seconds["verify"] / float(parts_of(round.width) @ kept))))
+        trial.errors.append(abs(log(round.seconds["verify"] / seconds_at(round.width, kept))))
         if len(trial.errors) == TRIAL:
             if float(np.median(trial.errors)) > MISFIT:
                 self._learned, self._pace = Learned(), 0.0

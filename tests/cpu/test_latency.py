@@ -86,7 +86,7 @@ def test_forwards_wider_than_all_that_are_learned_apart_go_on_to_cost_more() -> 
     for width in (6144, 8192, 12288):
         assert costs.verify_s[width - 1] == pytest.approx(MACHINE.seconds(verify_work(width, BUCKET // 2)), rel=1e-3)
         assert latency.predict(width - 1, 0, drafted=True)["verify"] == pytest.approx(costs.verify_s[width - 1])
-    for width, seconds in ((2048, 3.0), (4096, 1.0), (8192, 9.0)):
+    for width, seconds in ((2048, 3.0), (4096, 1.0)):
         for _ in range(9):
             latency.observe(a_round(width - 1, seconds))
     assert latency.costs(8191, 0).verify_s[-1] == pytest.approx(latency.costs(4095, 0).verify_s[-1]), "never falls"
@@ -202,7 +202,7 @@ def test_a_width_that_comes_late_is_learned_at_once() -> None:
     assert latency.costs(255, 100).verify_s[255] == pytest.approx(1.5, rel=0.1)
 
 
-def test_a_forward_wider_than_all_that_is_learned_counts_as_the_widest() -> None:
+def test_a_forward_wider_than_all_that_is_learned_teaches_the_widest() -> None:
     latency = trained([1, 8])
     for _ in range(60):
         latency.observe(a_round(9000, 0.5))

@@ -242,11 +242,11 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatc
 
 @compiled
 def test_a_library_that_does_not_serve_here_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build(tmp_path, "some processor").library
+    first, other = build(tmp_path, "some processor").library, tmp_path / "other"
     assert first is not None
-    first.unlink()
-    first.write_bytes(b"of another machine")
-    assert "cannot be used" in build(tmp_path, "some processor").reason
+    other.mkdir()
+    (other / first.name).write_bytes(b"of another machine")
+    assert "cannot be used" in build(other, "some processor").reason
     source = tmp_path / "alone.c"
     source.write_text("int threaded(void) { return 0; }", encoding="utf-8")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "alone.so", source], check=True)
