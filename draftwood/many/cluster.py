@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
@@ -22,7 +22,7 @@ from draftwood.errors import BadModel, DraftwoodError
 from draftwood.many.lines import Fill, Line, parse
 from draftwood.many.options import BatchOptions
 from draftwood.many.outcome import Found, outcome
-from draftwood.many.writer import AHEAD, GOES_ON, PASSING, Keep, Writer, undeserved
+from draftwood.many.writer import AHEAD, Keep, Writer, answer_alone, undeserved
 
 BLOCK = 8  # lines that come back together: what a kill makes an actor write again
 
@@ -55,9 +55,11 @@ class Answerer:
         return {"number": numbers, "result": results, "spoilt": [undeserved(f) for f in found]}
 
     async def _answers(self, lines: list[Line]) -> list[Found]:
+        if self._alone:
+            return [await answer_alone(self._writer, line) for line in lines]
         found = await asyncio.gather(*(self._writer.answer(line) for line in lines))
         for one in found:
-            await self._writer.check(one, self._alone)
+            await self._writer.check(one)
         return found
 
 
@@ -76,16 +78,7 @@ def write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterable[Line], k
                 keep(json.loads(row["result"]))
         if again := [row for row in rows if row["number"] in spoilt]:
             for row in _results(replace(options, max_concurrency=1), fill, again, 1, alone=True):
-                keep(_last(row))
-
-
-def _last(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a line by itself. Raises BadModel where another time it may be answered."""
-    result: dict[str, Any] = json.loads(row["result"])
-    error = (result["response"] or {}).get("body", {}).get("error") or {}
-    if error.get("code") in PASSING:
-        raise BadModel(f"{error['message']} {GOES_ON}")
-    return result
+                keep(json.loads(row["result"]))
 
 
 def _results(

@@ -99,9 +99,14 @@ async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
 
     await asyncio.gather(*(work() for _ in range(writer.places)))
     for line in again:
-        found = await _patiently(writer, line)
-        await writer.check(found, alone=True)
-        keep(outcome(line.custom_id, found))
+        keep(outcome(line.custom_id, await answer_alone(writer, line)))
+
+
+async def answer_alone(writer: Writer, line: Line) -> Found:
+    """What becomes of a line that no other one can spoil. Raises BadModel where another time it may be answered."""
+    found = await _patiently(writer, line)
+    await writer.check(found, alone=True)
+    return found
 
 
 async def _patiently(writer: Writer, line: Line) -> Found:
