@@ -17,13 +17,14 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, write_table
+from draftwood.bench.gpu.parts import synchronize
+from draftwood.bench.grid_table import FIXED, FIXED_ON_GPU, NEW, OURS, Cell, Place, write_table
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
 from draftwood.bench.records import check_writable
 from draftwood.bench.results import Results
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
-from draftwood.bench.worse import Worse
+from draftwood.bench.worse import worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.prefix import PrefixCache
@@ -141,6 +142,14 @@ class Answering:
             for step in steps:
                 self.tokens += len(step.tokens)
                 self.rounds += [step.round] if step.round else []
+        self._wait()
+
+    def _wait(self) -> None:
+        """What a device still does for this answer, the next draft, is this answer's time and not the next one's."""
+        start = time.perf_counter()
+        synchronize(self._engine.target.device)
+        if self._spent:
+            self._spent[-1] += time.perf_counter() - start
 
     @property
     def wall_s(self) -> float:
@@ -154,14 +163,15 @@ class Answering:
 
 
 def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
-    """Read a prompt once with a drafter and once without, for all methods."""
+    """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's."""
     for kind, cache in known.items():
         reader = next(engine for engine in ran.values() if (engine.drafter is None) == kind)
-        Answering(reader, prompt, 1, Sampling(), cache)
+        if reader.backend().name == "host":
+            Answering(reader, prompt, 1, Sampling(), cache)
 
 
 def worsened(llm: LLM, share: float) -> Drafter | None:
-    return llm.drafter if not share or llm.drafter is None else Worse(llm.drafter, share, llm.target.vocab_size)
+    return llm.drafter if not share or llm.drafter is None else worse(llm.drafter, share, llm.target.vocab_size)
 
 
 def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int) -> list[Prompt]:
@@ -176,7 +186,7 @@ def measure_cell(
 ) -> Cell:
     """All methods on all prompts, none of them always first. Those `ahead` make contexts long."""
     start = time.perf_counter()
-    methods = (PLAIN, OURS, NEW, *FIXED)
+    methods = (PLAIN, OURS, NEW, *(FIXED_ON_GPU if llm.target.device.type == "cuda" else FIXED))
     ran = engines(llm, place, methods)
     encoded = [llm.encode(p.turns[0]) for p in prompts]
     filler = [token for p in ahead for token in llm.encode(p.turns[0])]
@@ -204,7 +214,7 @@ def measure_cell(
 
 def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str, Engine]:
     """Without the fixed budgets that are far from the best of them so far."""
-    rates = {method: rate(totals[method]) for method in FIXED}
+    rates = {method: rate(total) for method, total in totals.items() if method not in (PLAIN, OURS, NEW)}
     least = NEAR * max(rates.values())
     return {method: engine for method, engine in ran.items() if rates.get(method, least) >= least}
 
@@ -230,7 +240,8 @@ def race(
 
 def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
     rates = {method: rate(t) for method, t in totals.items()}
-    best = max((method for method in FIXED if totals[method].all()), key=lambda method: rates[method])
+    fixed = [method for method in totals if method not in (PLAIN, OURS, NEW) and totals[method].all()]
+    best = max(fixed, key=lambda method: rates[method])
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,

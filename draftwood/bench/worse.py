@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwood.drafters.base import Drafter, Learner, Request
+from draftwood.drafters.base import Candidates, Drafter, Learner, Placeable, Placed, Request
 from draftwood.latency import Work
 from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+
+DRAFTS = 1024  # ways in which drafts on a device are made worse
+
+
+def worse(inner: Drafter, share: float, vocab: int) -> Worse:
+    """`inner` with random tokens at a `share` of the depths, from 0 to 1; on a device where `inner` runs there."""
+    return (PlaceableWorse if isinstance(inner, Placeable) else Worse)(inner, share, vocab)
 
 
 class Worse(Learner):
@@ -44,7 +51,7 @@ class Worse(Learner):
 
     def fresh(self) -> Worse:
         inner = self._inner.fresh() if isinstance(self._inner, Learner) else self._inner
-        return Worse(inner, self._share, self._vocab)
+        return type(self)(inner, self._share, self._vocab)
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         drafts = self._inner.draft(requests)
@@ -63,6 +70,40 @@ class Worse(Learner):
         if isinstance(draft, Lattice):
             return replace(draft, tokens=tokens)
         return replace(draft, tokens=np.append(draft.tokens[0], tokens))
+
+
+class PlaceableWorse(Worse, Placeable):
+    """The same for a drafter that runs on static buffers."""
+
+    def place(self, capacity: int) -> Placed:
+        assert isinstance(self._inner, Placeable)
+        return PlacedWorse(self._inner.place(capacity), self._share, self._vocab)
+
+    def state_bytes(self, capacity: int) -> int:
+        assert isinstance(self._inner, Placeable)
+        return self._inner.state_bytes(capacity)
+
+
+class PlacedWorse:
+    """A placed drafter whose tokens are moved on by a number of ids at some depths, which the draft alone decides."""
+
+    def __init__(self, inner: Placed, share: float, vocab: int) -> None:
+        self.max_depth, self.paired = inner.max_depth, inner.paired
+        self._inner, self._vocab = inner, vocab
+        rng, size = np.random.default_rng(0), (DRAFTS, inner.max_depth)
+        self._shifts = torch.from_numpy(rng.integers(1, vocab, size) * (rng.random(size) < share))
+
+    def extend(self, taps: torch.Tensor, start: torch.Tensor) -> None:
+        self._shifts = self._shifts.to(start.device)  # before any draft, and so before a capture
+        self._inner.extend(taps, start)
+
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
+        draft = self._inner.draft(root, context, width)
+        at = (root + draft.tokens.sum()) % DRAFTS  # [1]: a scalar index would wait for the device
+        return replace(draft, tokens=(draft.tokens + self._shifts[at][0, :, None]) % self._vocab)
+
+    def nbytes(self) -> int:
+        return self._inner.nbytes() + self._shifts.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_gr
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN
-from draftwood.bench.worse import Shifted, Worse
+from draftwood.bench.worse import Shifted, Worse, worse
 from draftwood.drafters.base import Request
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
@@ -27,7 +27,7 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice
-from tests.reference import VOCAB, Truthful
+from tests.reference import VOCAB, Truthful, tiny_dflash
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
 SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "alpaca")
@@ -83,6 +83,20 @@ def test_of_a_conditional_draft_whole_depths_are_moved_and_siblings_stay_apart()
         seen.append(first)
         place = shifted.step(place, first)
     assert seen == [1, 1, 8]
+
+
+@torch.inference_mode()
+def test_on_a_device_whole_depths_are_moved_too(target: Target) -> None:
+    inner = tiny_dflash(target)
+    root, start, taps = torch.tensor([4]), torch.tensor(3), torch.randn(3, len(inner.tap_layers) * target.hidden_size)
+    for share, kept in ((0.0, {1.0}), (0.5, {0.0, 1.0}), (1.0, {0.0})):
+        plain, placed = inner.place(50), worse(inner, share, VOCAB).place(50)  # type: ignore[attr-defined]
+        for each in (plain, placed):
+            each.extend(taps, torch.tensor(0))
+        before, after, again = (each.draft(root, start, 4) for each in (plain, placed, placed))
+        assert torch.equal(after.logp, before.logp) and after.tokens.max() < VOCAB
+        assert set((after.tokens == before.tokens).float().mean(1).tolist()) == kept
+        assert torch.equal(again.tokens, after.tokens), "a draft depends on its context alone"
 
 
 def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
