@@ -40,7 +40,8 @@ UNTRIED = 30.0  # besides, of a width that the other one never ran: its first fo
 DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
 SURE = 0.25  # a width of less variance is known better than by what wider ones say
 RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
-WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much
+WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much,
+LITTLE = 1.2  # except where it is believed to cost little: at most so many times the widest's
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class Curve:
         """
         run = self._seen >= RUN
         seconds = np.where(run, seconds, _rising(seconds, self._seen >= HEAD_START))
-        untried = _following(run)
+        untried = _following(run, seconds)
         seconds[untried] = np.minimum(seconds[untried], least[untried])
         return seconds
 
@@ -195,11 +196,14 @@ def parts_of(width: int) -> Array:
     return parts
 
 
-def _following(run: Bools) -> slice:
+def _following(run: Bools, seconds: Array) -> slice:
     """The next of `WIDTHS` beyond all that were run, if one was and it is worth a try: one place or none."""
     places = np.flatnonzero(run)
-    following = places[-1] + 1 if len(places) else len(WIDTHS)
-    return slice(following, following + (following < len(WIDTHS) and WIDTHS[following] <= WORTH_A_TRY))
+    if not len(places) or places[-1] + 1 == len(WIDTHS):
+        return slice(0)
+    widest, following = places[-1], places[-1] + 1
+    worth = WIDTHS[following] <= WORTH_A_TRY or seconds[following] <= LITTLE * seconds[widest]
+    return slice(following, following + worth)
 
 
 def _rising(seconds: Array, known: Bools) -> Array:

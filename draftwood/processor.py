@@ -23,6 +23,11 @@ def abilities() -> str:
     return f"{processor()} {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
 
 
+def can(ability: str) -> bool:
+    """Whether the processor has an ability, by Linux's name for it."""
+    return ability in dict(_facts()).get("flags", "").split()
+
+
 def _facts() -> list[tuple[str, str]]:
     """What Linux says of the first processor."""
     with contextlib.suppress(OSError):

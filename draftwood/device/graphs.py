@@ -65,11 +65,12 @@ class Graphs:
 
     def _capture(self, stage: Stage, changing: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         self._warm_up(stage, changing)
-        reserved = self._reserved()
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with _workspaces_apart(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
-            stage()
+        with _workspaces_apart():
+            reserved = self._reserved()
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                stage()
         self.nbytes += max(0, self._reserved() - reserved)
         return graph
 

@@ -12,14 +12,27 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from draftwood.config import compiles, config
-from draftwood.processor import abilities
+from draftwood.processor import abilities, can
 
-NAMES = ("native.h", "ops.c", "attention.c", "products.c", "layers.c", "logits.c", "growth.c", "substrings.c")
+NAMES = (
+    "native.h",
+    "ops.c",
+    "attention.c",
+    "products.c",
+    "tiles.c",
+    "layers.c",
+    "logits.c",
+    "growth.c",
+    "substrings.c",
+)
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
@@ -31,8 +44,9 @@ FLAGS = (  # the best first: not every compiler knows the machine's own name or 
     (),
 )
 VARIANTS = ((), ("-DDOTS",))  # some processors run dot products of bf16 at twice the rate of fp32's sums, some at half
+TILES, TILED = "amx_bf16", ("-DDOTS", "-DTILES")  # where there are matrix units, as Linux calls them
 PATIENCE_S = 60
-TRIALS, TRIAL_ROWS = 10, 96
+TRIALS, TRIAL_ROWS, TRIAL_SIDE = 10, 96, 512
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ def build(folder: Path, machine: str) -> Built:
         return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
     sources = [source.read_text(encoding="utf-8") for source in SOURCES]
     own = Path(compiler).resolve()  # `cc` is another one after an update
-    parts = [*sources, str((COMMON, FLAGS, VARIANTS)), compiler, str(own), str(own.stat().st_size), machine]
+    parts = [*sources, str((COMMON, FLAGS, VARIANTS, TILED)), compiler, str(own), str(own.stat().st_size), machine]
     library = folder / f"ops-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
     try:
         if not library.is_file():
@@ -100,20 +114,24 @@ def _checked(library: Path, compiler: str) -> Built:
 
 
 def _compile_best(compiler: str, library: Path) -> str | None:
-    """The quickest variant, or why there is none.
+    """The quickest variant that is right, or why there is none.
 
     The file appears whole or not at all, whoever else compiles it meanwhile.
     """
     drafts: list[Path] = []
     try:
-        for variant in VARIANTS:
+        for variant in (*VARIANTS, TILED) if can(TILES) else VARIANTS:
             handle, draft = tempfile.mkstemp(suffix=".so", dir=library.parent)
             os.close(handle)
             drafts.append(Path(draft))
             said = _compile(compiler, variant, draft)
             if said is not None:
                 return f"{compiler} failed: {said}"
-        os.replace(min(drafts, key=_trial_s), library)
+        seconds = {draft: _trial_s(str(draft)) for draft in drafts}
+        best = min(drafts, key=seconds.__getitem__)
+        if seconds[best] == inf:
+            return f"what {compiler} made of them multiplies wrongly"
+        os.replace(best, library)
         return None
     finally:
         for path in drafts:
@@ -136,16 +154,26 @@ def _compile(compiler: str, variant: Sequence[str], draft: str) -> str | None:
     return said
 
 
-def _trial_s(draft: Path) -> float:
-    """Seconds of a product that arithmetic takes longest of, the best of some."""
-    multiply, side = ctypes.CDLL(str(draft)).multiply, 512
-    weight, x, out = (torch.zeros(rows, side, dtype=torch.bfloat16) for rows in (side, TRIAL_ROWS, TRIAL_ROWS))
-    addresses = [ctypes.c_void_p(None if part is None else part.data_ptr()) for part in (x, weight, None, out)]
-    sizes = [ctypes.c_int64(size) for size in (TRIAL_ROWS, side, side)]
+@torch.inference_mode()
+def _trial_s(draft: str) -> float:
+    """Seconds of a product that arithmetic takes longest of, the best of some; without end if it comes out wrong."""
+    functions, like = ctypes.CDLL(str(draft)), torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, TRIAL_SIDE, generator=like).bfloat16() for rows in (TRIAL_SIDE, TRIAL_ROWS))
+    out, panels = torch.empty(TRIAL_ROWS, TRIAL_SIDE, dtype=torch.bfloat16), in_panels(weight, functions.panel_width())
+    addresses = [ctypes.c_void_p(None if part is None else part.data_ptr()) for part in (x, panels, None, out)]
+    sizes = [ctypes.c_int64(size) for size in (TRIAL_ROWS, TRIAL_SIDE, TRIAL_SIDE)]
 
     def once() -> float:
         start = time.perf_counter()
-        multiply(*addresses, *sizes, 1)
+        functions.multiply(*addresses, *sizes, 1)
         return time.perf_counter() - start
 
-    return min(once() for _ in range(TRIALS))
+    seconds = min(once() for _ in range(TRIALS))
+    right = torch.allclose(out.double(), x.double() @ weight.double().T, rtol=2**-7, atol=2**-7 * TRIAL_SIDE**0.5)
+    return seconds if right else inf
+
+
+def in_panels(weight: Tensor, panel: int) -> Tensor:
+    """A weight `[out, in]` as `[panels, in / 2, panel, 2]`: panels of outputs, each by pairs of inputs."""
+    filled = F.pad(weight.detach(), (0, 0, 0, -len(weight) % panel))
+    return filled.view(-1, panel, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()

@@ -18,6 +18,8 @@
 #else
 #define LANES 16
 #endif
+#define PANEL 2       // vectors of outputs of a product whose sums go on side by side
+#define PAIRS (PANEL * (int64_t)sizeof(vec))  // bytes of a weight's panel for a pair of inputs
 #define LINE 64       // bytes of a line of a cache, 32 numbers
 #define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
@@ -127,6 +129,13 @@ void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf
 // attention.c
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads);
+
+// tiles.c
+int tiles(int64_t depth);
+int64_t shape_tiles(int64_t rows);
+void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
+               int64_t rows);
+void leave_tiles(void);
 
 // products.c
 int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,

@@ -1,4 +1,4 @@
-// Products with a bf16 weight for processors with wide vectors and no matrix units, as fast as memory gives the weight.
+// Products with a bf16 weight, as fast as memory gives the weight, on vectors, or on tiles where a processor has them.
 //
 // A step of decoding reads every weight once, for few rows. So weights lie in the order in which they are read, memory is
 // asked for them long before they are needed. A sum runs over the inputs one after the other, so a row's result never
@@ -6,14 +6,14 @@
 
 #include "native.h"
 
-#define PANEL 2  // vectors of outputs whose sums go on side by side
 #if LANES == 8
 #define MOST 6  // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
 #else
 #define MOST 12
 #endif
-#define PAIRS (PANEL * (int64_t)sizeof(vec))  // bytes of a panel for a pair of inputs
+#define MOST_TILED 32  // rows of two tiles
 #define BLOCK 120  // rows that are prepared together: they and a panel stay in a core's cache
+#define BLOCK_TILED 256
 
 // Whether this processor has vectors of LANES numbers, enough registers for the sums.
 int has_products(void) {
@@ -40,7 +40,7 @@ static inline void prepare(const bf16 *x, number *to, int64_t count) {
 
 // Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2]. Meanwhile memory is asked
 // for what lies behind `next`, `step` bytes for each pair.
-INLINE void sum(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec sums[MOST][PANEL],
+INLINE void sum(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
                 const int rows) {
     vec mine[MOST][PANEL] = {0};  // in registers
     for (int64_t k = 0; k < depth; k += 2, panel += PANEL, next += step) {
@@ -71,7 +71,7 @@ INLINE void sum(const number *x, const ivec *panel, const char *next, int64_t st
         break;
 
 static void sum_rows(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth,
-                     vec sums[MOST][PANEL], int64_t rows) {
+                     vec (*sums)[PANEL], int64_t rows) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if MOST > 6
@@ -98,25 +98,40 @@ static void put(const vec sums[PANEL], const bf16 *bias, bf16 *out, int64_t coun
 // last panel is filled up. Returns 0, or 1 if memory ran out.
 int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
              int threads) {
-    int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES), most = rows < BLOCK ? rows : BLOCK;
-    number *ready = malloc(most * depth * sizeof *ready);
-    if (!ready) return 1;
-    for (int64_t start = 0; start < rows; start += BLOCK) {
-        int64_t block = rows - start < BLOCK ? rows - start : BLOCK, tiles = (block + MOST - 1) / MOST;
-        prepare(x + start * depth, ready, block * depth);
-#pragma omp parallel for num_threads(threads) if (block * depth * width > SMALL / 4)
-        for (int64_t p = 0; p < panels; p++) {
-            int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
-            for (int64_t tile = 0, first = 0, next; tile < tiles; tile++, first = next) {
-                vec sums[MOST][PANEL];
-                const ivec *panel = weight + p * PANEL * depth / 2;
-                next = (tile + 1) * block / tiles;
-                // A panel that is read many times is not waited for if each time a part of the one behind it is asked for.
-                const char *then = (const char *)panel + (tiles == 1 ? AHEAD : PAIRS * depth / 2 * (tiles + tile) / tiles);
-                sum_rows(ready + first * depth, panel, then, PAIRS / tiles, depth, sums, next - first);
-                for (int64_t r = first; r < next; r++)
-                    put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
+    const int tiled = tiles(depth);
+    const int64_t together = tiled ? BLOCK_TILED : BLOCK, most = tiled ? MOST_TILED : MOST;
+    int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES);
+    number *ready = tiled ? 0 : malloc((rows < together ? rows : together) * depth * sizeof *ready);
+    if (!ready && !tiled) return 1;
+    for (int64_t start = 0; start < rows; start += together) {
+        int64_t block = rows - start < together ? rows - start : together, parts = (block + most - 1) / most;
+        const bf16 *these = x + start * depth;
+        if (!tiled) prepare(these, ready, block * depth);
+#pragma omp parallel num_threads(threads) if (block * depth * width > SMALL / 4)
+        {
+            int64_t shaped = 0;  // rows that this thread's tiles are shaped for
+#pragma omp for
+            for (int64_t p = 0; p < panels; p++) {
+                int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
+                for (int64_t part = 0, first = 0, next; part < parts; part++, first = next) {
+                    vec sums[MOST_TILED][PANEL];
+                    const ivec *panel = weight + p * PANEL * depth / 2;
+                    next = (part + 1) * block / parts;
+                    // A panel that is read many times is not waited for if each time a part of the one behind it is
+                    // asked for.
+                    int64_t asked = parts == 1 ? AHEAD : PAIRS * depth / 2 * (parts + part) / parts;
+                    const char *then = (const char *)panel + asked;
+                    if (tiled) {
+                        if (shaped != next - first) shaped = shape_tiles(next - first);
+                        sum_tiles(these + first * depth, panel, then, PAIRS / parts, depth, sums, next - first);
+                    } else {
+                        sum_rows(ready + first * depth, panel, then, PAIRS / parts, depth, sums, next - first);
+                    }
+                    for (int64_t r = first; r < next; r++)
+                        put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
+                }
             }
+            if (tiled) leave_tiles();
         }
     }
     free(ready);

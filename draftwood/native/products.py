@@ -5,32 +5,26 @@ from __future__ import annotations
 from ctypes import c_int64, c_void_p
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import operators
+from draftwood.native.build import in_panels, operators
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether the compiled products serve this weight `[out, in]`.
-
-    Matrix units (AMX) are left to oneDNN: they do wide steps several times as fast.
-    """
+    """Whether the compiled products serve this weight `[out, in]`."""
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.shape[-1] % 2:
         return False
     built = operators()
-    return built.library is not None and not torch.cpu._is_amx_tile_supported() and bool(built.functions.has_products())
+    return built.library is not None and bool(built.functions.has_products())
 
 
 class Panels:
-    """A weight `[out, in]` as `[panels, in / 2, panel, 2]`: panels of outputs, each by pairs of inputs."""
+    """A weight `[out, in]` in panels."""
 
     def __init__(self, weight: Tensor) -> None:
         self._width, self._depth = weight.shape
-        panel: int = operators().functions.panel_width()
-        filled = F.pad(weight.detach(), (0, 0, 0, -self._width % panel))
-        self._panels = filled.view(-1, panel, self._depth // 2, 2).transpose(1, 2).contiguous()
+        self._panels = in_panels(weight, operators().functions.panel_width())
 
     @property
     def address(self) -> int:

@@ -279,6 +279,18 @@ def tried(true_s: Callable[[int], float], rounds: int = 200, seed: int = 0) -> l
     return widths[len(known) :]
 
 
+def test_where_arithmetic_is_cheap_ever_wider_trees_are_tried() -> None:
+    """On a GPU a forward of 64 tokens takes little more than one of 16, though a rise up to 16 says otherwise."""
+    latency = LatencyModel(replace(MACHINE, peak=1e15), verify_work, draft_work)
+    mass = np.sort(np.append(0.5 * 0.75 ** np.arange(15), np.full(48, 0.012)))[::-1].astype(np.float32)
+    known, widths = [0, 3, 7, 15] * 20, []
+    for i in range(len(known) + 40):
+        n = known[i] if i < len(known) else Bastion().choose(mass, latency.costs(63, 100))
+        latency.observe(a_round(n, 0.030 + 4e-4 * min(n, 15)))
+        widths.append(1 + n)
+    assert max(widths[: len(known) + 2]) <= 24 and min(widths[-20:]) > 60
+
+
 def test_wide_forwards_are_not_tried_for_their_price() -> None:
     verify = rounds_of({8: 0.020, 16: 0.036}).costs(63, 100).verify_s
     assert verify[23] >= 0.050

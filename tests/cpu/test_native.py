@@ -138,7 +138,12 @@ def test_tokens_of_a_whole_part_see_each_other(rows: int, window: int | None) ->
         torch.testing.assert_close(found.double(), seen, rtol=2**-7, atol=2e-3)
 
 
-FORMS = {"narrow vectors": ("-mavx2", "-mfma", "-mno-avx512f", "-fopenmp"), "any processor": ()}
+EMULATED = ("-DTILES", "-include", str(Path(__file__).with_name("emulated_tiles.h")), "-fopenmp")
+FORMS = {
+    "narrow vectors": ("-mavx2", "-mfma", "-mno-avx512f", "-fopenmp"),
+    "any processor": (),
+    "tiles": EMULATED,  # one of 16 rows takes 16 lanes
+}
 
 
 @pytest.fixture(scope="module", params=["fused multiply-adds", "dot products", *FORMS])
@@ -148,7 +153,9 @@ def any_processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         patch.setattr(building, "VARIANTS", (building.VARIANTS[request.param == "dot products"],))
         if request.param in FORMS:  # flags that another kind of processor does not know are left away
             patch.setattr(building, "FLAGS", (FORMS[request.param], ()))
-        return build(tmp_path_factory.mktemp("operators"), request.param)
+        built = build(tmp_path_factory.mktemp("operators"), request.param)
+    assert built.functions.tiles(c_int64(64)) == (request.param == "tiles") or processor.can(building.TILES)
+    return built
 
 
 @compiled
@@ -238,6 +245,15 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "cannot be used" in build(tmp_path / "file", "some processor").reason
+
+
+@compiled
+def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truths = iter([False, True, False, False])
+    monkeypatch.setattr(building, "can", lambda _: False)
+    monkeypatch.setattr(torch, "allclose", lambda *_, **__: next(truths))
+    assert build(tmp_path, "some processor").library is not None, "the second is right"
+    assert "multiplies wrongly" in build(tmp_path, "another").reason and len([*tmp_path.iterdir()]) == 1
 
 
 @compiled

@@ -1,0 +1,85 @@
+// Sums of a product on tiles of 16 rows, for processors with matrix units (AMX). A weight's panel is read as it is: 16
+// pairs of inputs of 16 outputs are a tile. Each row is summed by itself, over the inputs one pair after the other.
+
+#ifdef TILES
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "native.h"
+
+#ifdef TILES
+#define TILE 16           // rows of a tile, each a line long: 32 numbers
+#define NUMBERS (2 * TILE)  // inputs that a tile holds
+#define ASK 0x1023        // ARCH_REQ_XCOMP_PERM of Linux: a process asks before it uses tiles,
+#define TILE_DATA 18      // this part of its state
+
+static int allowed(void) { return !syscall(SYS_arch_prctl, ASK, TILE_DATA); }
+
+// Whether tiles serve sums over so many inputs.
+int tiles(int64_t depth) {
+    static int may = -1;
+    if (may < 0) may = allowed();
+    return may && depth % NUMBERS == 0;
+}
+
+// How the processor is told of its eight tiles: rows of each and bytes of a row.
+typedef struct {
+    uint8_t palette, first, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} Tiles;
+
+// Tiles for up to 32 rows, in two halves: their sums in 0 to 3, inputs in 4 and 5, weights in 6 and 7.
+int64_t shape_tiles(int64_t rows) {
+    Tiles all = {.palette = 1};
+    int64_t upper = rows < TILE ? rows : TILE, lower = rows > TILE ? rows - TILE : TILE;
+    const int64_t each[] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
+    for (int t = 0; t < 8; t++) all.bytes[t] = LINE, all.rows[t] = (uint8_t)each[t];
+    __asm__ volatile("" ::"r"(&all) : "memory");  // GCC's intrinsic says that it reads eight bytes
+    _tile_loadconfig(&all);
+    return rows;
+}
+
+// Sums of `rows` rows x [rows, depth] with a panel, for which tiles are shaped. Meanwhile memory is asked for what lies
+// behind `next`, `step` bytes for each pair.
+void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
+               int64_t rows) {
+    const int64_t row = depth * sizeof *x;
+    const bf16 *below = x + TILE * depth;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += NUMBERS, panel += PANEL * TILE, next += TILE * step) {
+        for (int64_t line = 0; line < TILE * step; line += LINE) later(next + line);
+        _tile_loadd(6, panel, PAIRS);
+        _tile_loadd(7, panel + 1, PAIRS);
+        _tile_loadd(4, x + k, row);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (rows <= TILE) continue;
+        _tile_loadd(5, below + k, row);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, &sums[0][0], PAIRS);
+    _tile_stored(1, &sums[0][1], PAIRS);
+    if (rows <= TILE) return;
+    _tile_stored(2, &sums[TILE][0], PAIRS);
+    _tile_stored(3, &sums[TILE][1], PAIRS);
+}
+
+// Tiles left in use would be kept through every change of threads.
+void leave_tiles(void) { _tile_release(); }
+#else
+int tiles(int64_t depth) { return 0 * depth; }
+int64_t shape_tiles(int64_t rows) { return rows; }
+void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
+               int64_t rows) {}
+void leave_tiles(void) {}
+#endif
