@@ -20,7 +20,7 @@ from draftwood.accept import Verdict
 from draftwood.clock import Clock
 from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
-from draftwood.device.state import State
+from draftwood.device.state import OWED, State
 from draftwood.drafters.base import Drafter, Placeable
 from draftwood.errors import BadInput
 from draftwood.grow import Growth
@@ -116,8 +116,11 @@ class Device:
         kv = torch.zeros(
             target.num_layers, 2, shape.kv_heads, capacity, shape.head_dim, dtype=target.dtype, device=device
         )
-        placed = self._drafter.place(capacity) if isinstance(self._drafter, Placeable) else None
-        return State(kv, target.vocab_size, placed)
+        if not isinstance(self._drafter, Placeable):
+            return State(kv, target.vocab_size, None, (0, 0))
+        owed = OWED + 1 + self._drafter.max_depth
+        placed = self._drafter.place(capacity + owed)  # all of it is read, the nonsense behind what is owed, too
+        return State(kv, target.vocab_size, placed, (owed, len(self._drafter.tap_layers) * target.hidden_size))
 
 
 class DeviceRounds:
@@ -142,6 +145,7 @@ class DeviceRounds:
         self._key = policy.grow, policy.width
         self._begun = False
         self._drafts = False  # whether the stages of this round end with a draft
+        self._owed = 0  # tokens that the drafter has not read
         self._verified: Tree | int | None = None  # a tree, the token that ends the prompt, or None after other chunks
         self._drafting = self._verifying = Span(self._target.device)
 
@@ -163,6 +167,8 @@ class DeviceRounds:
             return [None if self._verified is None else Verdict([], [], self._verified)]
         verdict = self._report.verdict(self._verified)
         clock.add("verify", self._verifying.seconds)
+        if not self._drafts:
+            self._owed += len(verdict.tokens)
         return [verdict]
 
     @torch.inference_mode()
@@ -195,6 +201,9 @@ class DeviceRounds:
         self._verified = tree
         self._state.n.fill_(len(tree))
         width = next(width for width in self.widths if width >= 1 + len(tree))
+        if self._stages.drafter is not None and self._owed >= OWED:
+            self._run(*self._catch_up_stage())
+            self._owed = 0
         self._verifying = self._run(*self._verify_stage(width))
         self._report.send_verdict()
         if self._drafts:
@@ -202,7 +211,7 @@ class DeviceRounds:
 
     def _prepare(self) -> None:
         """Capture the draft and every width that the policy can use; the widest first: the others use its memory."""
-        drafts = [self._draft_stage()] if self._stages.drafter is not None else []
+        drafts = [self._catch_up_stage(), self._draft_stage()] if self._stages.drafter is not None else []
         for key, stage in (*map(self._verify_stage, reversed(self.widths)), *drafts):
             self._device.graphs.prepare(key, stage, self._stages.changing)
 
@@ -210,7 +219,11 @@ class DeviceRounds:
         if self._request.policy.calibrated:
             self._state.most.fill_(self._request.acceptance.nodes)
         self._drafting = self._run(*self._draft_stage())
+        self._owed = 0
         self._report.tree_mail.send()
+
+    def _catch_up_stage(self) -> tuple[Hashable, Stage]:
+        return (*self._key, "catch up"), self._stages.catch_up
 
     def _draft_stage(self) -> tuple[Hashable, Stage]:
         return (*self._key, "draft"), self._stages.draft

@@ -52,6 +52,7 @@ class Stages:
 
     def draft(self) -> None:
         """draft, grow: a tree behind the root, none of whose nodes is too deep to be emitted."""
+        self.catch_up()
         self.grow(self.propose())
 
     def verify(self, width: int) -> None:
@@ -60,6 +61,14 @@ class Stages:
         self.commit(self.accept(width, found.logits), found.taps)
 
     # --- one verb each -----------------------------------------------------------------------------------
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """The drafter reads the taps that it is owed."""
+        assert self.drafter is not None
+        state = self._state
+        self.drafter.extend(state.owed, state.drafted)
+        state.drafted.copy_(state.length)
+
     @torch.inference_mode()
     def propose(self) -> Candidates:
         """`depth` times K candidates."""
@@ -94,12 +103,13 @@ class Stages:
 
     @torch.inference_mode()
     def commit(self, walked: Walk, taps: Tensor | None) -> None:
-        """Keep the accepted path, forget the rest, tell the drafter; `taps` are those of the whole forward."""
+        """Keep the accepted path, forget the rest, owe the drafter its taps; `taps` are those of the whole forward."""
         state = self._state
         if not self._is_chain:  # a chain's path lies where it belongs
             compact(state.kv, *compaction(walked, state.length))
         if self.drafter is not None and taps is not None:
-            self.drafter.extend(taps[torch.cat([walked.path.new_zeros(1), walked.path])], state.length)
+            rows = taps[torch.cat([walked.path.new_zeros(1), walked.path])]
+            state.owed.index_copy_(0, state.length - state.drafted + torch.arange(len(rows), device=rows.device), rows)
         state.dice.observe(torch.cat([walked.tokens, walked.bonus]))
         state.root.copy_(walked.bonus)
         state.length.add_(1 + walked.length)

@@ -16,17 +16,25 @@ from draftwood.drafters.base import Placed
 from draftwood.sampling import Sampling
 from draftwood.tree import Tree
 
+# Tokens behind which a drafter reads the taps that it is owed. Before, who does not draft has no use for them.
+OWED = 64
+
 
 class State:
-    """What a request has so far. `length` tokens are in the caches; the root is committed, but in no cache yet."""
+    """What a request has so far. `length` tokens are in the caches; the root is committed, but in no cache yet.
 
-    def __init__(self, kv: Tensor, vocab: int, drafter: Placed | None) -> None:
-        """`kv` [layers, 2, H_kv, S, d] holds finite numbers everywhere."""
+    The drafter's state covers `drafted` of them, the others it is owed.
+    """
+
+    def __init__(self, kv: Tensor, vocab: int, drafter: Placed | None, owed: tuple[int, int]) -> None:
+        """`kv` [layers, 2, H_kv, S, d] holds finite numbers everywhere; `owed`: tokens and width of taps."""
         device = kv.device
         self.kv, self.cache = kv, KVCache(len(kv), [Row.over(kv)])
         self.drafter = drafter
         self.dice = Dice(self.capacity, vocab, device)
-        self.length, self.end, self.n = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        self.owed = kv.new_zeros(owed)  # of the tokens from `drafted` on
+        scalars = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(4))
+        self.length, self.drafted, self.end, self.n = scalars
         self.most = torch.full_like(self.n, 2**31)  # nodes that a draft may grow to
         self.root = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -38,18 +46,19 @@ class State:
     @property
     def changing(self) -> tuple[Tensor, ...]:
         """The buffers that a round changes for good. Slots of the caches behind `length` are scratch."""
-        return self.length, self.root, self.dice.seen
+        return self.length, self.drafted, self.root, self.dice.seen
 
     def reset(self, sampling: Sampling, tokens: list[int], end: int) -> None:
         """Start after `tokens`, all of which but the last are in the caches; the text may have `end` in all."""
-        self.length.fill_(len(tokens) - 1)
+        for length in (self.length, self.drafted):
+            length.fill_(len(tokens) - 1)
         self.root.fill_(tokens[-1])
         self.end.fill_(end)
         self.dice.reset(sampling, tokens)
 
     def nbytes(self) -> int:
         drafter = 0 if self.drafter is None else self.drafter.nbytes()
-        return self.kv.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
+        return self.kv.nbytes + self.owed.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
 
 
 class Report:

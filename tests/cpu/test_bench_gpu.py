@@ -218,7 +218,7 @@ def test_from_flags_to_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     timings = {(r["part"], r["width"], r["context"]): r for r in summary["rows"] if r["kind"] == "part"}
     forwards = [(part, w) for w in (1, 4) for part in ("verify", "accept", "commit", "verify, accept, commit")]
-    once = [("transformers", 1), *((part, 0) for part in ("draft", "grow", "draft, grow"))]
+    once = [("transformers", 1), *((part, 0) for part in ("catch up", "draft", "grow", "catch up, draft, grow"))]
     assert set(timings) == {(*key, context) for key in (*forwards, *once) for context in (40, 60)}
     for row in timings.values():
         assert 0 < row["least_s"] <= row["seconds"] <= row["most_s"]

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import Costs
+from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
@@ -280,6 +282,33 @@ def test_the_verdict_comes_before_the_next_tree(
     assert order[:8] == ["draft", "tree", "draft", "verdict", "tree", "draft", "verdict", "tree"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Pausing(DDTree):
+    """Drafts in some rounds and not in others."""
+
+    pattern: Iterator[bool] = dataclasses.field(default_factory=lambda: itertools.cycle(PAUSES), compare=False)
+
+    def drafts(self, outlook: object) -> bool:
+        return next(self.pattern)
+
+
+PAUSES = [True] * 3 + [False] * 4 + [True] * 3 + [False] * 20 + [True] * 4  # 20 times 4 tokens: more than is owed
+
+
+def test_after_a_pause_a_drafter_has_read_all_that_was_written(target: Target) -> None:
+    drafter = tiny_dflash(target)
+    masses = []
+    for backend in ("host", "device"):
+        made = engine(target, drafter, backend=backend)
+        made.device.graphs = ReplayedGraphs(target.device)
+        rounds = [step.round for step in made.run(PROMPT, 140, policy=Pausing(7)) if step.round]
+        masses.append({round.context: round.mass for round in rounds if round.drafted})
+    shared = masses[0].keys() & masses[1].keys()  # on a device it is decided a round ahead
+    assert len(shared) >= 8 and max(shared) > 100
+    for context in shared:
+        np.testing.assert_allclose(masses[1][context], masses[0][context], rtol=1e-4)
+
+
 def test_every_width_is_captured_with_the_first_answer(target: Target, truth: list[int]) -> None:
     made = engine(target, Tabled(Noisy("noisy")), "ddtree:21")
     made.device.graphs = graphs = ReplayedGraphs(target.device)
@@ -287,7 +316,7 @@ def test_every_width_is_captured_with_the_first_answer(target: Target, truth: li
     next(steps)
     (stages,) = made.device._stages.values()
     captured = {key[2] for key in graphs.recorded}
-    assert captured == {"draft", *stages.widths} and stages.widths == (1, 4, 8, 16, 22)
+    assert captured == {"catch up", "draft", *stages.widths} and stages.widths == (1, 4, 8, 16, 22)
     assert text(list(steps)) == truth[1:12] and {key[2] for key in graphs.recorded} == captured
 
 

@@ -106,7 +106,7 @@ def test_every_width_and_the_draft_are_captured_with_the_first_answer() -> None:
     next(steps)
     (stages,) = made.device._stages.values()
     captured = set(made.device.graphs._graphs)
-    assert {key[2] for key in captured} == {"draft", *stages.widths}
+    assert {key[2] for key in captured} == {"catch up", "draft", *stages.widths}
     list(steps)
     assert set(made.device.graphs._graphs) == captured, "nothing was captured in a round"
 

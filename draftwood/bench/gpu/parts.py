@@ -98,7 +98,7 @@ class Bench:
             floors = (
                 self._floor(width, context),
                 found.logits.nbytes / self.machine.bandwidth,
-                self._commit_floor(stages),
+                self._commit_floor(),
             )
             verbs: tuple[Stage, ...] = (
                 partial(stages.forward, width),
@@ -108,18 +108,23 @@ class Bench:
             for name, stage, floor in zip(("verify", "accept", "commit"), verbs, floors, strict=True):
                 yield timer.part(name, width, stage, floor)
             yield timer.part("verify, accept, commit", width, partial(stages.verify, width), sum(floors))
-        draft = stages.propose()
-        yield timer.part("draft", 0, stages.propose, self.seconds(self.drafter.work(context)))
+        draft, owed, block = stages.propose(), self._catch_up_floor(), self.seconds(self.drafter.work(context))
+        yield timer.part("catch up", 0, stages.catch_up, owed)
+        yield timer.part("draft", 0, stages.propose, block)
         yield timer.part("grow", 0, partial(stages.grow, draft), NAN)
-        yield timer.part("draft, grow", 0, stages.draft, self.seconds(self.drafter.work(context)))
+        yield timer.part("catch up, draft, grow", 0, stages.draft, owed + block)
 
     def _floor(self, width: int, context: int) -> float:
         return self.seconds(self.target.work(width, context))
 
-    def _commit_floor(self, stages: Stages) -> float:
-        """Weights of the context features, and the path's slots once read and once written."""
+    def _commit_floor(self) -> float:
+        """The path's slots once read and once written."""
         moved = 2 * self.drafter.max_depth * self.target.kv_bytes_per_token()
-        return (moved + self.drafter.config.context_parameters() * self.target.dtype.itemsize) / self.machine.bandwidth
+        return moved / self.machine.bandwidth
+
+    def _catch_up_floor(self) -> float:
+        """Weights of the context features."""
+        return self.drafter.config.context_parameters() * self.target.dtype.itemsize / self.machine.bandwidth
 
     def seconds(self, work: Work) -> float:
         """The roofline, without launches."""
@@ -166,7 +171,8 @@ def fill(state: State, stages: Stages, context: int, tap_width: int) -> None:
     taps = torch.randn(PREFILL_CHUNK, tap_width, device=state.kv.device, dtype=state.kv.dtype)
     for at in range(0, context, PREFILL_CHUNK):
         drafter.extend(taps[: context - at], torch.tensor(at, device=state.kv.device))
-    state.length.fill_(context)
+    for length in (state.length, state.drafted):
+        length.fill_(context)
     state.root.fill_(1)
     state.end.fill_(context + SLACK)
     stages.draft()

@@ -13,7 +13,7 @@ from draftwood.bench.report import new_table, number
 from draftwood.memory import readable
 
 PER_WIDTH = ("verify", "accept", "commit", "verify, accept, commit")
-ONCE = ("transformers", "draft", "grow", "draft, grow")
+ONCE = ("transformers", "catch up", "draft", "grow", "catch up, draft, grow")
 HELD = ("target", "drafter", "buffers", "graphs")
 FIGURES = (  # of an answer, in the order of the table's columns: factor and digits
     ("tokens_per_s", 1, 1), ("fair_tokens_per_s", 1, 1), ("speedup", 1, 2), ("tau", 1, 2), ("width", 1, 1),
