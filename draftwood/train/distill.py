@@ -20,6 +20,8 @@ from draftwood.embedded import embedded_target
 from draftwood.errors import BadInput
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.memory import free_bytes
+from draftwood.native.build import TILES
+from draftwood.processor import can
 from draftwood.store import read_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest
@@ -35,7 +37,8 @@ UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
 ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache is roomy
-GPU_ROWS = (2048, 1024, 512, 256, *ROWS)
+TILED_ROWS = (256, *ROWS)  # where many rows of a product cost little
+GPU_ROWS = (2048, 1024, 512, *TILED_ROWS)
 GPU_TURNS = 2  # a GPU's rows are halved: one half steps while the host reads what the other has drawn
 ROOMY = 0.25  # of the memory, at most
 SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
@@ -216,7 +219,8 @@ def at_once(options: DistillOptions, longest: int, target: Target) -> int:
     most = max(int(SURPLUS * options.tokens / options.max_new_tokens), 1)
     on_gpu, row = target.device.type == "cuda", longest * target.kv_bytes_per_token()
     have = (free_bytes(target.device) if on_gpu else memory_bytes()) or inf
-    roomy = next((rows for rows in (GPU_ROWS if on_gpu else ROWS) if rows * row <= ROOMY * have), 1)
+    choices = GPU_ROWS if on_gpu else TILED_ROWS if can(TILES) else ROWS
+    roomy = next((rows for rows in choices if rows * row <= ROOMY * have), 1)
     size = options.rows or min(roomy, most)
     if size * row > 0.7 * have:
         raise BadInput(

@@ -313,7 +313,9 @@ def test_fewer_texts_at_once_where_memory_is_short_or_few_tokens_are_asked_for(
         monkeypatch.setattr(distill_module, "memory_bytes", lambda: texts * text)
         return distill_module.at_once(DistillOptions(tmp_path, tokens, rows=rows, max_new_tokens=50), 100, target)
 
-    assert [at_once(texts, 10**6) for texts in (10**6, 400, 2)] == [128, 64, 1] and at_once(400, 10**6, 256) == 256
+    for tiles, most in ((True, 256), (False, 128)):
+        monkeypatch.setattr(distill_module, "can", lambda _, tiles=tiles: tiles)
+        assert [at_once(texts, 10**6) for texts in (10**6, 400, 2)] == [most, 64, 1] and at_once(400, 10**6, 256) == 256
     assert [at_once(10**6, 2000), at_once(10**6, 10), at_once(10**6, 10, 3)] == [10, 1, 3]
     with pytest.raises(BadInput, match="1 texts of up to 100 tokens"):
         at_once(1, 10**6)
