@@ -119,18 +119,19 @@ def _compile_best(compiler: str, library: Path) -> str | None:
     The file appears whole or not at all, whoever else compiles it meanwhile.
     """
     drafts: list[Path] = []
+    said, best, least = None, None, inf
     try:
         for variant in (*VARIANTS, TILED) if can(TILES) else VARIANTS:
             handle, draft = tempfile.mkstemp(suffix=".so", dir=library.parent)
             os.close(handle)
             drafts.append(Path(draft))
-            said = _compile(compiler, variant, draft)
-            if said is not None:
-                return f"{compiler} failed: {said}"
-        seconds = {draft: _trial_s(str(draft)) for draft in drafts}
-        best = min(drafts, key=seconds.__getitem__)
-        if seconds[best] == inf:
-            return f"what {compiler} made of them multiplies wrongly"
+            failed = _compile(compiler, variant, draft)
+            seconds = inf if failed else _trial_s(draft)
+            said = said or failed
+            if seconds < least:
+                best, least = draft, seconds
+        if best is None:
+            return f"{compiler} failed: {said}" if said else f"what {compiler} made of them multiplies wrongly"
         os.replace(best, library)
         return None
     finally:

@@ -12,6 +12,10 @@
 
 #include "native.h"
 
+#if LANES != 16  // a panel is then no row of tiles
+#undef TILES
+#endif
+
 #ifdef TILES
 #define TILE 16           // rows of a tile, each a line long: 32 numbers
 #define NUMBERS (2 * TILE)  // inputs that a tile holds

@@ -257,6 +257,16 @@ def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypa
 
 
 @compiled
+def test_a_variant_that_does_not_compile_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a processor has matrix units, and the compiler does not know them."""
+    monkeypatch.setattr(building, "VARIANTS", ((), ("-include", "nowhere.h")))
+    assert build(tmp_path, "some processor").library is not None
+    monkeypatch.setattr(building, "VARIANTS", (("-include", "nowhere.h"),))
+    monkeypatch.setattr(building, "can", lambda _: False)
+    assert "nowhere.h" in build(tmp_path, "another").reason
+
+
+@compiled
 def test_a_library_that_does_not_serve_here_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = build(tmp_path, "some processor").library, tmp_path / "other"
     assert first is not None
