@@ -18,7 +18,7 @@ from rich.console import Console
 
 from draftwood import registry
 from draftwood.bench.gpu.parts import synchronize
-from draftwood.bench.grid_table import FIXED, FIXED_ON_GPU, NEW, OURS, Cell, Place, write_table
+from draftwood.bench.grid_table import FIXED, FIXED_ON_GPU, NEW, OURS, Cell, Place, budgets, write_table
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
 from draftwood.bench.records import check_writable
@@ -214,7 +214,7 @@ def measure_cell(
 
 def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str, Engine]:
     """Without the fixed budgets that are far from the best of them so far."""
-    rates = {method: rate(total) for method, total in totals.items() if method not in (PLAIN, OURS, NEW)}
+    rates = {method: rate(totals[method]) for method in budgets(totals)}
     least = NEAR * max(rates.values())
     return {method: engine for method, engine in ran.items() if rates.get(method, least) >= least}
 
@@ -240,8 +240,7 @@ def race(
 
 def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
     rates = {method: rate(t) for method, t in totals.items()}
-    fixed = [method for method in totals if method not in (PLAIN, OURS, NEW) and totals[method].all()]
-    best = max(fixed, key=lambda method: rates[method])
+    best = max((method for method in budgets(totals) if totals[method].all()), key=lambda method: rates[method])
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,10 @@ class Cell:
         widths = {int(width): count for width, count in data.pop("widths").items()}
         return cls(Place(**data.pop("place")), widths=widths, **data)
 
-    @property
-    def fixed(self) -> list[str]:
-        """The budgets that were tried."""
-        return [method for method in self.tokens_per_s if method not in (PLAIN, OURS, NEW)]
+
+def budgets(methods: Iterable[str]) -> list[str]:
+    """The fixed ones of these methods."""
+    return [method for method in methods if method not in (PLAIN, OURS, NEW)]
 
 
 def write_table(out: Path, cells: Sequence[Cell]) -> None:
@@ -83,7 +83,7 @@ def page(cells: Sequence[Cell]) -> Iterator[str]:
     yield ""
     yield (
         f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
-        f"{', '.join(cells[0].fixed)} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
+        f"{', '.join(budgets(cells[0].tokens_per_s))} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
         f"What drafting brings it knows from other texts, as from an earlier process; `{NEW}` knows nothing of it. "
         f"The machine's pauses are left out: {np.mean([c.paused for c in cells]):.2%} of the time, "
         f"{max(c.paused for c in cells):.2%} of one cell's."
@@ -113,7 +113,7 @@ def by_method(cells: Sequence[Cell]) -> Iterator[str]:
     """What each method alone comes to. A budget that was left out of a cell counts by its first prompts."""
     yield f"| in all cells | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
     yield "|---|---|---|"
-    for method in (OURS, NEW, *cells[0].fixed):
+    for method in (OURS, NEW, *budgets(cells[0].tokens_per_s)):
         over = [c.tokens_per_s[method] / c.tokens_per_s[PLAIN] for c in cells]
         yield f"| {method} | {spread(over)} | {sum(x < LEAST_OF_PLAIN for x in over)} |"
 
