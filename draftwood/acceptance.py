@@ -45,7 +45,6 @@ RECALLED = 4.0  # the same of texts of an earlier process, which may have been o
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
 KINDS = 0.8  # tokens of a drafted round by which an earlier process's texts are thought to differ from this one's
 HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
-LEAST_HOPE = 0.05  # standard errors: less changes no choice, and finding out how many takes half of the time
 HOTTEST = 8.0  # temperature: from here on all tokens are about as likely
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
@@ -131,8 +130,7 @@ class AcceptanceModel:
         shared among recent rounds: standard errors hardly shrink with more of these, and each would pay for it again.
         """
         known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
-        hope = optimism / max(self._recent.weight, 1.0)
-        return self.calibrate(mass[known], depths[known], hope if hope > LEAST_HOPE else 0.0)
+        return self.calibrate(mass[known], depths[known], optimism / max(self._recent.weight, 1.0))
 
     def charge(self, round: Round, plain_s: float) -> None:
         """Of a request alone, when all of a round's seconds are known: with what a plain step would have taken."""
