@@ -81,9 +81,10 @@ def page(cells: Sequence[Cell]) -> Iterator[str]:
     """All of it in Markdown."""
     yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
     yield ""
+    fixed = ", ".join(budgets(cells[0].tokens_per_s))
     yield (
         f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
-        f"{', '.join(budgets(cells[0].tokens_per_s))} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
+        f"{fixed} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
         f"What drafting brings it knows from other texts, as from an earlier process; `{NEW}` knows nothing of it. "
         f"The machine's pauses are left out: {np.mean([c.paused for c in cells]):.2%} of the time, "
         f"{max(c.paused for c in cells):.2%} of one cell's."
