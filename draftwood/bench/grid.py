@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.gpu.parts import synchronize
 from draftwood.bench.grid_table import FIXED, FIXED_ON_GPU, NEW, OURS, Cell, Place, budgets, write_table
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
@@ -27,6 +26,7 @@ from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
 from draftwood.bench.worse import worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
+from draftwood.offline import now
 from draftwood.prefix import PrefixCache
 from draftwood.sampling import Sampling
 from draftwood.trace import Round
@@ -147,9 +147,8 @@ class Answering:
     def _wait(self) -> None:
         """What a device still does for this answer, the next draft, is this answer's time and not the next one's."""
         start = time.perf_counter()
-        synchronize(self._engine.target.device)
         if self._spent:
-            self._spent[-1] += time.perf_counter() - start
+            self._spent[-1] += now(self._engine.target) - start
 
     @property
     def wall_s(self) -> float:
