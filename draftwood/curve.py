@@ -29,10 +29,14 @@ LEAST_SPREAD = 0.01
 HEAD_START = 4.0  # observations that a level learned elsewhere counts as
 LIMIT = 3.0  # spreads: an observation further off moves nothing more than one at this distance
 
-# Variances of the log-ratios at WIDTHS, in those of one observation: what all of them share, what neighbours do, own.
-ALIKE = 1 / (1 + np.log2(WIDTHS[:, None] / WIDTHS) ** 2)
-OWN = np.eye(len(WIDTHS))
-UNKNOWN = 1e6 + 10 * ALIKE + OWN  # of a curve that starts at the prior: the first round says how far off that is
+# Variances of the log-ratios at WIDTHS, in those of one observation: what all of them share, what those within some
+# doublings do, what neighbours do, own.
+APART = np.log2(WIDTHS[:, None] / WIDTHS)  # in doublings
+BROAD, ALIKE, OWN = 1 / (1 + (APART / 4) ** 2), 1 / (1 + APART**2), np.eye(len(WIDTHS))
+# Of a curve that starts at the prior: the first round says how far off that is, others whether it rises enough. What
+# a width is off by itself is less than one observation is: at once it would be noise, and a width that seldom runs
+# would be left with that.
+UNKNOWN = 1e6 + 100 * BROAD + 5 * ALIKE + 0.1 * OWN
 INHERITED = 1 + 0.05 * ALIKE + 0.01 * OWN  # of one that starts like another
 UNTRIED = 30.0  # besides, of a width that the other one never ran: its first forwards say what it takes
 # From one observation to the next. A machine's moods come and go for all widths (the pace); their ratios hardly move,
