@@ -288,6 +288,7 @@ def _record(
         predicted=predicted,
         padding=width - 1 - n,
         draft=proposal.draft if proposal else None,
+        positions=proposal.positions if proposal else None,
         grown=len(proposal.tree) if proposal else None,
         reach=verdict.reach,
         confidence=verdict.confidence,

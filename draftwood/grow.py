@@ -57,7 +57,8 @@ def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
     if isinstance(draft, Tree):
-        return best_first(draft, root)[:n_max]
+        tree = best_first(draft, root)[:n_max]
+        return tree[: np.count_nonzero(tree.mass[1:] >= faint)]
     if not isinstance(draft, Lattice):
         return _alive(_grow_conditional(draft, root, n_max, faint))
     return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max, -log(faint) if faint else inf)))

@@ -64,7 +64,8 @@ class Modelled:
     latency: LatencyModel
     widths: tuple[int, ...]
 
-    def costs(self, n_max: int, context: int) -> Costs:
+    def costs(self, n_max: int, context: int, positions: int | None = None) -> Costs:
+        """Of a block drafter: its forward takes as long for however many `positions`, where arithmetic is not short."""
         if not self.widths or not n_max:
             return self.latency.costs(n_max, context)
         last = next((width for width in self.widths if width > n_max), 1 + n_max)

@@ -139,6 +139,7 @@ def round_to_json(round: Round) -> dict[str, Any]:
     line: dict[str, Any] = {"c": round.context, "a": [int(node) for node in round.path], "s": rounded(round.seconds)}
     line |= {"p": rounded(round.predicted)} if round.predicted else {}
     line |= {"pad": round.padding} if round.padding else {}
+    line |= {} if round.positions is None else {"k": round.positions}
     line |= {} if round.confidence is None else {"q": float(f"{round.confidence:.3g}")}
     if round.draft is not None:
         line |= {"d": round.depths.tolist(), "m": _logs(round.mass), **_draft_to_json(round.draft)}
@@ -151,7 +152,7 @@ def round_from_json(line: Mapping[str, Any]) -> Round:
     mass = _masses(line.get("m", ()))
     return Round(
         int(line["c"]), len(depths), draft is not None, mass, depths, line["a"], line["s"], line.get("p", {}),
-        int(line.get("pad", 0)), draft, confidence=line.get("q"),
+        int(line.get("pad", 0)), draft, line.get("k"), confidence=line.get("q"),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from draftwood import limits
 from draftwood.accept import Draw, Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
 from draftwood.clock import Clock
@@ -24,7 +25,6 @@ from draftwood.sampling import Sampler
 from draftwood.target import Target
 from draftwood.tree import Draft, Lattice, Tree
 
-RECORDED = 16  # candidates of each depth that a round's record keeps
 PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
 MOST_UNTOLD = 64  # rounds whose taps wait for the drafter: bounds the memory that they hold
 
@@ -45,6 +45,7 @@ class Proposal:
 
     tree: Tree
     draft: Lattice | Tree
+    positions: int | None = None  # that the drafter was asked for, where a forward takes the longer the more these are
 
 
 class Rounds(Protocol):
@@ -101,6 +102,7 @@ class HostRounds:
         self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
         self._verified: tuple[Sequence[Part], Verified] | None = None
         self._drafted: set[Request] = set()  # in this round
+        self._deepens = drafter is not None and drafter.work(0).flops > 0
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         if prefix is None:
@@ -124,18 +126,17 @@ class HostRounds:
         with clock("draft"):
             for request in asked:
                 self._tell(request)
-            found = self._drafter.draft([self._asked(request) for request in asked])
+            asks = list(map(self._asks, asked))
+            found = self._drafter.draft(asks)
         with clock("grow"):
-            trees = [grown(request, draft) for request, draft in zip(asked, found, strict=True)]
-        proposals = iter(map(Proposal, trees, map(_recorded, found, trees)))
-        return [next(proposals) if asks else None for asks in drafts]
+            trees = list(map(grown, asked, found))
+        positions = (ask.depth if self._deepens else None for ask in asks)
+        proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
+        return [next(proposals) if drafted else None for drafted in drafts]
 
-    def _asked(self, request: Request) -> base.Request:
-        policy, known = request.policy, request.acceptance
-        width, depth = policy.width, min(request.remaining - 1, policy.n_max)  # no tree of n nodes is deeper than n
-        if policy.calibrated and known.depth is not None and known.width is not None:
-            width, depth = min(width, max(known.width, RECORDED)), min(depth, known.depth)
-        return base.Request(self._prefixes[request].state, request.root, width, depth)
+    def _asks(self, request: Request) -> base.Request:
+        asked = limits.asked(request.policy, request.acceptance, request.remaining)
+        return base.Request(self._prefixes[request].state, request.root, asked.width, asked.positions)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         with clock("verify"):
@@ -200,17 +201,14 @@ def _rows(taps: Tensor | None, rows: slice | list[int]) -> Tensor | None:
 
 def grown(request: Request, draft: Draft) -> Tree:
     """What a request's policy makes of a draft."""
-    policy, known = request.policy, request.acceptance
-    limits = (known.faint, known.nodes) if policy.calibrated else ()
-    # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-    return policy.grow(draft, request.root, *limits).up_to_depth(request.remaining - 1)
+    return limits.grown(request.policy, request.acceptance, draft, request.root, request.remaining)
 
 
 def _recorded(draft: Draft, tree: Tree) -> Lattice | Tree:
     """A lattice's likeliest candidates, copied so that the others can go; of anything else what was grown from it."""
     if not isinstance(draft, Lattice):
         return tree
-    return Lattice(draft.tokens[:, :RECORDED].copy(), draft.logp[:, :RECORDED].copy())
+    return Lattice(draft.tokens[:, : limits.RECORDED].copy(), draft.logp[:, : limits.RECORDED].copy())
 
 
 def _committed(

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
+from draftwood.limits import asked, grown
 from draftwood.policies.base import OPTIMISM, Costs, Policy
 from draftwood.recording import Answer
 from draftwood.trace import Round
@@ -24,9 +25,9 @@ RECORD = "record"  # the policy that drafts after every token
 
 
 class Prices(Protocol):
-    """What knows the cost of a round, such as a `LatencyModel`."""
+    """What knows the cost of a round whose drafter is asked for so many positions."""
 
-    def costs(self, n_max: int, context: int) -> Costs: ...
+    def costs(self, n_max: int, context: int, positions: int) -> Costs: ...
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Script:
     answer: Answer
     drafts: Mapping[int, Lattice | Tree]
     places: Sequence[int]  # the contexts that have one, ascending
+    deepens: bool = False  # whether its drafter gives no more positions than it is asked for
     confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds told it
 
     @classmethod
@@ -58,12 +60,13 @@ class Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
         drafts: dict[int, Lattice | Tree] = {}
         confidences: dict[int, float] = {}
+        deepens = any(r.positions is not None for r in answer.rounds)
         for source in (*others, answer):
             end = source.prompt_tokens + shared(source.tokens, answer.tokens)
             within = [r for r in source.rounds if r.context < end]
             drafts |= {r.context: r.draft for r in within if r.draft is not None}
             confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
-        return cls(answer, drafts, sorted(drafts), confidences)
+        return cls(answer, drafts, sorted(drafts), deepens, confidences)
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
@@ -99,7 +102,8 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
     at, end = answer.prompt_tokens, answer.prompt_tokens + len(answer.tokens) - 1
     drafted = False
     while at < end:
-        costs = prices.costs(policy.n_max, at)
+        positions = asked(policy, model, end - at).positions
+        costs = prices.costs(policy.n_max, at, positions)
         drafts = policy.n_max > 0 and end - at > 1 and policy.drafts(model.outlook(costs))
         if drafts and at not in script.drafts:
             there = bisect_left(script.places, at)
@@ -107,7 +111,8 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
             played.skipped += resume - at
             at = resume
             continue
-        record, tree = _round(policy, script, at, costs, model, script.drafts[at] if drafts else None)
+        draft = _cut(script.drafts[at], policy.width, positions if script.deepens else None) if drafts else None
+        record, tree = _round(policy, script, at, costs, model, draft)
         if drafts and not drafted:
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
@@ -124,7 +129,8 @@ def _round(
 ) -> tuple[Round, Tree]:
     """One round as the engine would run it, with what the recorded text makes of it; and its tree."""
     root = script.answer.tokens[context - script.answer.prompt_tokens]
-    whole = root_only(root) if draft is None else policy.grow(_narrow(draft, policy.width), root)
+    remaining = script.answer.prompt_tokens + len(script.answer.tokens) - 1 - context
+    whole = root_only(root) if draft is None else grown(policy, model, draft, root, remaining)
     mass, depths = whole.mass[1:], whole.depths[1:]
     likely = model.likely(mass, depths, OPTIMISM) if policy.calibrated else mass
     tree = whole[: policy.choose(likely, costs)]
@@ -135,12 +141,16 @@ def _round(
     path = matched(tree, script.answer.continuation(context))
     opinions = tree.mass[1:], tree.depths[1:]
     sure = script.confidences.get(context)
-    record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, confidence=sure)
+    grew = len(whole) if draft is not None else None
+    record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, grown=grew, confidence=sure)
     return record, tree
 
 
-def _narrow(draft: Lattice | Tree, width: int) -> Lattice | Tree:
-    return draft.narrow(width) if isinstance(draft, Lattice) else draft
+def _cut(draft: Lattice | Tree, width: int, positions: int | None) -> Lattice | Tree:
+    """What is left of it where no more was asked for."""
+    if isinstance(draft, Lattice):
+        return Lattice(draft.tokens[:positions, :width], draft.logp[:positions, :width])
+    return draft if positions is None else draft.up_to_depth(positions)
 
 
 def _clipped(tree: Tree, draft: Lattice | Tree | None) -> bool:

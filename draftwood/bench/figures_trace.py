@@ -12,7 +12,8 @@ import numpy as np
 
 from draftwood.acceptance import AcceptanceModel, Reliability, reliability
 from draftwood.bench.figures import GREYS, HATCHES, styles
-from draftwood.bench.simulation import learned, measured_rates, recorded_machine, recorded_work
+from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
+from draftwood.bench.simulation import measured_rates
 from draftwood.bench.stats import PLAIN
 from draftwood.latency import LatencyModel
 from draftwood.recording import Answer, Trace
@@ -40,8 +41,12 @@ class Story:
         return scripts(self.trace.answers)
 
     @cached_property
-    def prices(self) -> LatencyModel:
+    def model(self) -> LatencyModel:
         return learned(self.trace)
+
+    @cached_property
+    def prices(self) -> Average:
+        return Average.of(self.model, self.trace)
 
     @cached_property
     def measured(self) -> list[str]:
@@ -164,7 +169,7 @@ def draw_latency(axes: Axes, story: Story) -> None:
     sizes, draft = recorded_work(story.trace)
     prior = LatencyModel(recorded_machine(story.trace), sizes.work, draft)
     one = styles()
-    for model, label in ((prior, "uncalibrated: counted work"), (story.prices, "learned online")):
+    for model, label in ((prior, "uncalibrated: counted work"), (story.model, "learned online")):
         curve = 1e3 * model.costs(widest - 1, story.context).verify_s
         axes.plot(widths, curve, **{**next(one), "marker": ""}, label=label)
     axes.set_xlabel("tokens verified, the root included")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from draftwood import registry
@@ -19,20 +17,19 @@ from draftwood.bench.branches import Branch, branches
 from draftwood.bench.capacity import NOBODY, Crowd, Load, load_table, prices, replay_load
 from draftwood.bench.figures import save_figures
 from draftwood.bench.figures_simulated import draw_pareto
+from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
 from draftwood.bench.records import check_writable, writing
 from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
 from draftwood.errors import BadInput
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled, draft_work, footprint, hardware, target_config
-from draftwood.latency import LatencyModel, Machine, Work
-from draftwood.policies.base import Costs
+from draftwood.latency import LatencyModel, Work
 from draftwood.recording import Answer, Trace
 from draftwood.simulate import Prices, Replayed, Script, replay, scripts
-from draftwood.trace import PARTS, Round, tau
+from draftwood.trace import tau
 
 HERE = "this"  # the machine that the trace was recorded on
-OFTEN = 30  # rounds of a width, whose mean tells its price
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
         plain = float("nan")
         for spec, rule in rules.items():
-            played = replay(rule, texts, price)
+            played = replay(rule, texts, price(rule.name))
             plain = played.tokens_per_s if rule.name == PLAIN else plain
             cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name)))
     seconds = time.perf_counter() - start
@@ -131,12 +128,13 @@ def told_of(measured: Mapping[str, float], spec: str, name: str) -> float:
     return measured.get(spec, measured.get(name, float("nan")))
 
 
-def prices_of(trace: Trace, name: str, config: str | None) -> Prices:
-    """Prices of `this` machine from the recorded rounds, of any other by counted work."""
+def prices_of(trace: Trace, name: str, config: str | None) -> Callable[[str], Prices]:
+    """What a policy's rounds cost: on `this` machine from the recorded rounds, on any other by counted work."""
     if name == HERE and config is None:
-        return Average.of(learned(trace), trace)
+        return partial(Average.of(learned(trace), trace).hosted, trace)
     machine, sizes, draft = parts_of(trace, name, config)
-    return Modelled(LatencyModel(machine.machine, sizes.work, draft), machine.widths)
+    modelled = Modelled(LatencyModel(machine.machine, sizes.work, draft), machine.widths)
+    return lambda policy: modelled
 
 
 def parts_of(trace: Trace, name: str, config: str | None) -> tuple[Hardware, Footprint, Callable[[int], Work]]:
@@ -169,87 +167,6 @@ def crowded(
                 told = told_of(measured, spec, rule.name) if users == 1 else float("nan")
                 found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))
     return found
-
-
-def learned(trace: Trace) -> LatencyModel:
-    """A latency model that has seen every recorded round."""
-    sizes, draft = recorded_work(trace)
-    model = LatencyModel(recorded_machine(trace), sizes.work, draft)
-    for round, first in recorded_rounds(trace):
-        model.observe(round, first=first)
-    return model
-
-
-def recorded_rounds(trace: Trace) -> Iterator[tuple[Round, bool]]:
-    """Every round, and whether the one before it in the same answer did not draft."""
-    for answer in trace.answers:
-        before = False
-        for round in answer.rounds:
-            yield round, not before
-            before = round.drafted
-
-
-@dataclass(frozen=True, slots=True)
-class Average:
-    """Prices of a `model` that follows typical rounds, raised to the mean ones: these make tokens per second."""
-
-    model: LatencyModel
-    scale: dict[str, float]  # by part
-    of_width: dict[int, float]  # of verification by its nodes, where there were OFTEN rounds: the model's is of late
-
-    @classmethod
-    def of(cls, model: LatencyModel, trace: Trace) -> Average:
-        took, said = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-        ratios = defaultdict[int, list[tuple[float, float]]](list)
-        for round, first in recorded_rounds(trace):
-            predicted = model.predict(round.n, round.context, round.drafted, round.padding)
-            if first and round.drafted:
-                predicted["draft"] += model.costs(0, round.context).resume_s
-            for part, seconds in round.parts.items():
-                took[part] += seconds
-                said[part] += predicted.get(part, 0.0)
-            ratios[round.n].append((round.parts["verify"], predicted["verify"]))
-        sums = {n: np.sum(pairs, axis=0) for n, pairs in ratios.items() if len(pairs) >= OFTEN}
-        scale = {part: took[part] / said[part] if said[part] else 1.0 for part in PARTS}
-        return cls(model, scale, {n: float(took_s / said_s) for n, (took_s, said_s) in sums.items()})
-
-    def costs(self, n_max: int, context: int) -> Costs:
-        found = self.model.costs(n_max, context)
-        draft, verify, aux = (self.scale[part] for part in PARTS)
-        by_width = np.array([self.of_width.get(n, verify) for n in range(len(found.verify_s))])
-        verify_s, plain_aux_s = by_width * found.verify_s, aux * (found.plain_s - found.verify_s[0])
-        plain_s = float(verify_s[0] + plain_aux_s)
-        return Costs(plain_s, draft * found.draft_s, aux * found.aux_s, verify_s, resume_s=draft * found.resume_s)
-
-
-def recorded_machine(trace: Trace) -> Machine:
-    return Machine(**fact(trace, "machine"))
-
-
-def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
-    """The target's sizes and the drafter's work, as the header has them."""
-    known = {int(context): work for context, work in fact(trace, "draft_work").items()}
-    contexts = sorted(known)
-    columns = list(zip(*(known[c] for c in contexts), strict=True))
-
-    def draft(context: int) -> Work:
-        flops, size, launches = (linear(context, contexts, column) for column in columns)
-        return Work(flops, size, round(launches))
-
-    return Footprint(**fact(trace, "footprint")), draft if known else lambda context: Work(0.0, 0.0, 0)
-
-
-def linear(x: float, places: Sequence[int], values: Sequence[float]) -> float:
-    """Between and beyond rising `places`."""
-    if x <= places[-1] or len(places) < 2:
-        return float(np.interp(x, places, values))
-    return values[-1] + (x - places[-1]) * (values[-1] - values[-2]) / (places[-1] - places[-2])
-
-
-def fact(trace: Trace, name: str) -> Any:
-    if name not in trace.header.facts:
-        raise BadInput(f"The trace does not say its {name}; record it again with draftwood bench --trace.")
-    return trace.header.facts[name]
 
 
 def run_simulation(

@@ -92,8 +92,10 @@ def test_a_smaller_tree_is_a_prefix_of_a_larger_one(draft: Lattice, a: int, b: i
     assert same(grow(draft, ROOT, small), grow(draft, ROOT, large)[:small])
 
 
-@given(lattices(), st.integers(0, 30), st.floats(0.001, 1.0))
-def test_what_is_too_faint_is_not_grown_and_the_rest_is_the_same(draft: Lattice, n_max: int, faint: float) -> None:
+@given(lattices() | trees(), st.integers(0, 30), st.floats(0.001, 1.0))
+def test_what_is_too_faint_is_not_grown_and_the_rest_is_the_same(
+    draft: Lattice | Tree, n_max: int, faint: float
+) -> None:
     whole, cut = grow(draft, ROOT, n_max), grow(draft, ROOT, n_max, faint)
     assert same(cut, whole[: len(cut)])
     assert (cut.mass[1:] >= faint * (1 - 1e-6)).all() and (whole.mass[1 + len(cut) :] <= faint * (1 + 1e-6)).all()

@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
-    "tree", "grow", "accept", "sampling", "curve", "latency", "footprint", "acceptance", "ledger", "trace", "recording",
-    "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "experts", "successors",
+    "tree", "grow", "accept", "sampling", "curve", "latency", "limits", "footprint", "acceptance", "ledger", "trace",
+    "recording", "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "experts", "successors",
     "predictability", "recent", "trellis", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"sampling"}  # of the idea, and for its types alone: test_numpy_alone.py

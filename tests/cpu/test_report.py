@@ -36,7 +36,7 @@ PARTS = {"draft": 0.004, "verify": 0.02, "observe": 0.001}
 class Rising:
     """A node costs a twentieth of a step, so that trees are of few sizes."""
 
-    def costs(self, n_max: int, context: int) -> Costs:
+    def costs(self, n_max: int, context: int, positions: int) -> Costs:
         return Costs(1.0, 0.2, np.zeros(1 + n_max), 1 + 0.05 * np.arange(1 + n_max))
 
 

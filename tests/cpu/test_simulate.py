@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from draftwood.acceptance import LEAST_GROWN, SHALLOWEST
 from draftwood.bench.branches import branches
 from draftwood.bench.figures_simulated import frontier
+from draftwood.bench.prices import Average, learned
 from draftwood.bench.simulation import Cell, run_simulation, simulate
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
@@ -29,6 +31,7 @@ from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
 PROMPT = [1, 2, 3, 4]
+FOOTPRINT = footprint(CONFIGS["qwen3-8b"])
 FIXED = ("dflash", "ddtree:3", "ddtree:9", "beam:2x3")
 
 
@@ -38,7 +41,7 @@ class Flat:
 
     resume_s: float = 0.0
 
-    def costs(self, n_max: int, context: int) -> Costs:
+    def costs(self, n_max: int, context: int, positions: int) -> Costs:
         return Costs(1.0, 0.2, np.zeros(1 + n_max), np.ones(1 + n_max), resume_s=self.resume_s)
 
 
@@ -109,6 +112,40 @@ class Resting(DDTree):
 
     def drafts(self, outlook: Outlook) -> bool:
         return outlook.idle >= 2
+
+
+def half_right(deepens: bool) -> Script:
+    """A text of which every draft knows the next two tokens and is as sure of ten more, which never come."""
+    tokens = np.random.default_rng(0).integers(0, 9, 400).tolist()
+    logp = np.log(np.tile([0.9, 0.05], (12, 1))).astype(np.float32)
+    drafts = {}
+    for at in range(len(tokens) - 2):
+        likeliest = [*tokens[at + 1 : at + 3], *range(20, 30)]
+        drafts[1 + at] = Lattice(np.array([likeliest, range(40, 52)]).T, logp)
+    return Script(Answer("p", "", "record", 0.0, 1, tokens, 0, 0), drafts, sorted(drafts), deepens)
+
+
+def test_a_replay_drafts_as_deep_as_the_engine_would_and_pays_for_that() -> None:
+    prices = Noting()
+    rounds = replay(policy("bastion"), [half_right(deepens=True)], prices).rounds
+    assert prices.positions[0] > 12 and set(prices.positions[-50:-5]) == {SHALLOWEST}
+    assert max(r.depths.max(initial=0) for r in rounds[-50:]) <= SHALLOWEST
+
+
+def test_a_replay_grows_no_more_than_the_engine_would() -> None:
+    rounds = replay(policy("bastion"), [half_right(deepens=False)], Noting()).rounds
+    assert max(r.grown or 0 for r in rounds[-50:]) <= LEAST_GROWN < max(len(r.draft.tokens) for r in rounds if r.draft)
+
+
+@dataclass(frozen=True)
+class Noting(Flat):
+    """Notes how many positions are asked for."""
+
+    positions: list[int] = field(default_factory=list)
+
+    def costs(self, n_max: int, context: int, positions: int) -> Costs:
+        self.positions.append(positions)
+        return super().costs(n_max, context, positions)
 
 
 def test_a_gap_in_the_record_is_skipped_and_counted(target: Target, truth: list[int]) -> None:
@@ -208,12 +245,37 @@ def test_unknown_names_suggest_known_ones() -> None:
 
 
 def a_trace(target: Target, truth: list[int]) -> Trace:
-    from dataclasses import asdict
-
     facts = {"machine": asdict(MACHINE), "footprint": asdict(target.footprint), "draft_work": {"0": [0.0, 0.0, 1]}}
     return Trace(
         Header("t", "d", facts), [an_answer(target, truth, s) for s in ("autoregressive", "ddtree:4", "record")]
     )
+
+
+def test_a_draft_is_priced_by_its_positions_and_not_by_those_for_the_record() -> None:
+    def answer(spec: str, positions: int, draft_s: float) -> Answer:
+        seconds = {"draft": draft_s, "verify": 0.02, "observe": 0.001}
+        round = Round(100, 1, True, np.ones(1, np.float32), np.ones(1, np.int64), [1], seconds, {}, positions=positions)
+        return Answer("p", "set", spec, 0.0, 100, [1] * 60, 0.0, 2.0, [round] * 60)
+
+    facts = {"machine": asdict(MACHINE), "footprint": asdict(FOOTPRINT), "draft_work": {"0": [1e6, 1e6, 1]}}
+    answers = [answer("ddtree:2", 2, 0.002), answer("ddtree:6", 6, 0.004), answer("record", 16, 0.1)]
+    trace = Trace(Header("t", "d", facts), answers)
+    prices = Average.of(learned(trace), trace)
+    drafts = {positions: prices.costs(8, 100, positions).draft_s for positions in (1, 2, 4, 6, 16)}
+    assert drafts == pytest.approx({1: 0.002, 2: 0.002, 4: 0.003, 6: 0.004, 16: 0.004}, rel=1e-6)
+
+
+def test_the_host_is_priced_as_a_policy_that_ran_kept_it_busy() -> None:
+    def answer(spec: str, host_s: float) -> Answer:
+        seconds = {"draft": 0.002, "verify": 0.02, "observe": host_s}
+        round = Round(100, 1, True, np.ones(1, np.float32), np.ones(1, np.int64), [1], seconds, {})
+        return Answer("p", "set", spec, 0.0, 100, [1] * 60, 0.0, 2.0, [round] * 60)
+
+    facts = {"machine": asdict(MACHINE), "footprint": asdict(FOOTPRINT), "draft_work": {"0": [1e6, 1e6, 1]}}
+    trace = Trace(Header("t", "d", facts), [answer("ddtree:1", 0.001), answer("bastion", 0.003)])
+    prices = Average.of(learned(trace), trace)
+    hosts = [prices.hosted(trace, spec).costs(8, 100).aux_s[1] for spec in ("ddtree:1", "bastion", "dflash")]
+    assert hosts == pytest.approx([0.001, 0.003, 0.002], rel=0.01)
 
 
 def test_every_policy_on_every_machine(target: Target, truth: list[int]) -> None:
