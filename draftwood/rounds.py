@@ -17,6 +17,7 @@ from draftwood.accept import Draw, Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
 from draftwood.clock import Clock
 from draftwood.drafters import base
+from draftwood.errors import BadModel
 from draftwood.memory import require_request
 from draftwood.native import candidates as compiled
 from draftwood.plan import Verified
@@ -102,6 +103,7 @@ class HostRounds:
         self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
         self._verified: tuple[Sequence[Part], Verified] | None = None
         self._drafted: set[Request] = set()  # in this round
+        self._vocab = target.vocab_size
         self._deepens = drafter is not None and drafter.work(0).flops > 0
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
@@ -130,9 +132,20 @@ class HostRounds:
             found = self._drafter.draft(asks)
         with clock("grow"):
             trees = list(map(grown, asked, found))
+            self._require_known(trees, self._drafter.name)
         positions = (ask.depth if self._deepens else None for ask in asks)
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
         return [next(proposals) if drafted else None for drafted in drafts]
+
+    def _require_known(self, trees: Sequence[Tree], drafter: str) -> None:
+        """Raise BadModel for tokens that the target does not know: they would be looked up beyond its weights."""
+        for tree in trees:
+            least, most = int(tree.tokens.min()), int(tree.tokens.max())
+            if least < 0 or most >= self._vocab:
+                raise BadModel(
+                    f"The drafter {drafter} proposed the token id {least if least < 0 else most}, but "
+                    f"{self._target.name} knows the ids 0 to {self._vocab - 1}; use a drafter made for this target."
+                )
 
     def _asks(self, request: Request) -> base.Request:
         asked = limits.asked(request.policy, request.acceptance, request.remaining)

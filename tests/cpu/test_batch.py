@@ -17,13 +17,14 @@ from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
 from draftwood.choosing import Load
 from draftwood.engine import Engine
+from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import chain_tree
+from draftwood.tree import Lattice, chain_tree
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
 
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
@@ -210,6 +211,18 @@ def test_prompts_are_read_in_chunks_beside_trees() -> None:
         rounds += 1
         assert writer in steps, "who writes is not held up"
     assert rounds == -(-len(PROMPT) * 50 // CHUNK_BESIDE)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_drafter_of_another_vocabulary_is_told_so(target: Target, shift: int) -> None:
+    class Strange(Noisy):
+        def propose(self, tokens: list[int], width: int) -> Lattice:
+            found = super().propose(tokens, width)
+            return Lattice(found.tokens + shift * self.vocab, found.logp)
+
+    says = rf"drafter odd proposed the token id {'-' if shift < 0 else ''}\d+, but .* knows the ids 0 to"
+    with pytest.raises(BadModel, match=says):
+        list(engine(target, Strange("odd"), "ddtree:8").run([1, 2, 3], 20))
 
 
 def test_every_round_is_learned_from_before_the_last_request_is_gone() -> None:
