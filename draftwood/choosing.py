@@ -17,7 +17,8 @@ from draftwood.rounds import Proposal, Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
+ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer;
+SETTLED = 1.25  # rounds behind which one is that drafts, where drafting is expected to bring so much
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,7 @@ class Chooser:
         self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
+        self._settled = 0  # rounds that a lone request goes on to draft before it is asked
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
@@ -109,12 +111,17 @@ class Chooser:
         return [self._has_drafter and request.policy.n_max > 0 and request.remaining > 1 for request in writing]
 
     def _wants(self, request: Request, costs: Costs, alone: bool) -> bool:
-        """What a request's own policy says, which is not asked behind every token of one that is alone and rests."""
+        """What a request's own policy says, which is not asked in every round of one that is alone."""
         written = len(request.sampler.tokens) - request.prompt
         if alone and self._rests and written % ASKED != 1:  # an answer's first round asks
             return False
-        wants = request.policy.drafts(request.acceptance.outlook(costs))
+        if alone and self._settled and written != 1:
+            self._settled -= 1
+            return True
+        outlook = request.acceptance.outlook(costs)
+        wants = request.policy.drafts(outlook)
         self._rests = alone and not wants
+        self._settled = ASKED - 1 if alone and wants and outlook.gain >= SETTLED else 0
         return wants
 
     def draft_s(self, requests: int, context: int) -> float:

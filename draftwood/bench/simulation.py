@@ -87,7 +87,7 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
         plain = float("nan")
         for spec, rule in rules.items():
-            played = replay(rule, texts, price(rule.name))
+            played = replay(rule, texts, price(spec))
             plain = played.tokens_per_s if rule.name == PLAIN else plain
             cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name)))
     seconds = time.perf_counter() - start

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftwood import registry
-from draftwood.acceptance import AcceptanceModel
+from draftwood.acceptance import TRIALS, AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
 from draftwood.choosing import Load
@@ -21,6 +21,7 @@ from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
+from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
@@ -324,6 +325,27 @@ def test_a_lone_request_that_rests_is_asked_at_the_start_of_its_answer_and_behin
     assert len(first) == 13 and not any(first) and Hesitant.asked == [0, 4, 8]
     second = [step.round.drafted for step in made.run([1, 2, 3], 14) if step.round]
     assert second[:-1] and all(second[:-1]), "the last round may have no room for a draft"
+
+
+class Counting(DDTree):
+    """Drafts, and counts the questions."""
+
+    asked: ClassVar[int] = 0
+
+    def drafts(self, outlook: Outlook) -> bool:
+        Counting.asked += 1
+        return True
+
+
+@pytest.mark.parametrize(("knows", "share"), [(True, 1 / 4), (False, 1)])
+def test_a_lone_request_that_gains_much_is_asked_in_every_fourth_round(
+    target: Target, knows: bool, share: float
+) -> None:
+    text = [t for s in engine(target, None, "autoregressive").run(PROMPT, 200) for t in s.tokens]
+    made, Counting.asked = engine(target, Truthful("truthful", truth=PROMPT + text if knows else [], slip=1000)), 0
+    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    drafted = sum(s.round.drafted for s in made.run(PROMPT, 200, policy=Counting(2)) if s.round)
+    assert drafted > 60 and Counting.asked == pytest.approx(TRIALS + share * (drafted - TRIALS), abs=4)
 
 
 class Joining(Bastion):
