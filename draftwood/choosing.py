@@ -17,8 +17,8 @@ from draftwood.rounds import Proposal, Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer;
-SETTLED = 1.25  # rounds behind which one is that drafts, where drafting is expected to bring so much
+ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
+SETTLED = 1.25  # expected gain of a lone request from which on it drafts so many rounds for each question
 
 
 @dataclass(frozen=True, slots=True, eq=False)

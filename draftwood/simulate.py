@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
-from draftwood.limits import asked, grown
+from draftwood.limits import Asked, asked, grown
 from draftwood.policies.base import OPTIMISM, Costs, Policy
 from draftwood.recording import Answer
 from draftwood.trace import Round
@@ -68,6 +68,18 @@ class Script:
             confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
         return cls(answer, drafts, sorted(drafts), deepens, confidences)
 
+    @property
+    def end(self) -> int:
+        """The context behind which nothing is known."""
+        return self.answer.prompt_tokens + len(self.answer.tokens) - 1
+
+    def draft(self, context: int, wanted: Asked) -> Lattice | Tree:
+        """What the drafter would have given there, had no more been asked for."""
+        draft, positions = self.drafts[context], wanted.positions if self.deepens else None
+        if isinstance(draft, Lattice):
+            return Lattice(draft.tokens[:positions, : wanted.width], draft.logp[:positions, : wanted.width])
+        return draft if positions is None else draft.up_to_depth(positions)
+
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
     """Tokens that two texts begin with alike."""
@@ -98,12 +110,11 @@ def replay(policy: Policy, texts: Iterable[Script], prices: Prices) -> Replayed:
 
 
 def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel, played: Replayed) -> None:
-    answer = script.answer
-    at, end = answer.prompt_tokens, answer.prompt_tokens + len(answer.tokens) - 1
+    at, end = script.answer.prompt_tokens, script.end
     drafted = False
     while at < end:
-        positions = asked(policy, model, end - at).positions
-        costs = prices.costs(policy.n_max, at, positions)
+        wanted = asked(policy, model, end - at)
+        costs = prices.costs(policy.n_max, at, wanted.positions)
         drafts = policy.n_max > 0 and end - at > 1 and policy.drafts(model.outlook(costs))
         if drafts and at not in script.drafts:
             there = bisect_left(script.places, at)
@@ -111,8 +122,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
             played.skipped += resume - at
             at = resume
             continue
-        draft = _cut(script.drafts[at], policy.width, positions if script.deepens else None) if drafts else None
-        record, tree = _round(policy, script, at, costs, model, draft)
+        record, tree = _round(policy, script, at, costs, model, script.draft(at, wanted) if drafts else None)
         if drafts and not drafted:
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
@@ -129,8 +139,7 @@ def _round(
 ) -> tuple[Round, Tree]:
     """One round as the engine would run it, with what the recorded text makes of it; and its tree."""
     root = script.answer.tokens[context - script.answer.prompt_tokens]
-    remaining = script.answer.prompt_tokens + len(script.answer.tokens) - 1 - context
-    whole = root_only(root) if draft is None else grown(policy, model, draft, root, remaining)
+    whole = root_only(root) if draft is None else grown(policy, model, draft, root, script.end - context)
     mass, depths = whole.mass[1:], whole.depths[1:]
     likely = model.likely(mass, depths, OPTIMISM) if policy.calibrated else mass
     tree = whole[: policy.choose(likely, costs)]
@@ -144,13 +153,6 @@ def _round(
     grew = len(whole) if draft is not None else None
     record = Round(context, n, draft is not None, *opinions, path, seconds, {}, 0, draft, grown=grew, confidence=sure)
     return record, tree
-
-
-def _cut(draft: Lattice | Tree, width: int, positions: int | None) -> Lattice | Tree:
-    """What is left of it where no more was asked for."""
-    if isinstance(draft, Lattice):
-        return Lattice(draft.tokens[:positions, :width], draft.logp[:positions, :width])
-    return draft if positions is None else draft.up_to_depth(positions)
 
 
 def _clipped(tree: Tree, draft: Lattice | Tree | None) -> bool:

@@ -33,16 +33,8 @@ def draw_pareto(axes: Axes, cells: Sequence[Cell]) -> None:
     names = dict.fromkeys(c.policy for c in cells)
     tops = [max((c for c in cells if c.policy == name), key=lambda c: c.speedup) for name in names]
     for i, top in enumerate(sorted(tops, key=lambda c: c.work)):  # neighbours on both sides, or names would overlap
-        at, up = (top.work, top.speedup), 7 if i % 2 == 0 else -7
-        axes.annotate(
-            top.policy,
-            at,
-            (0, up),
-            textcoords="offset points",
-            fontsize=7,
-            ha="center",
-            va="bottom" if up > 0 else "top",
-        )
+        at, above = (top.work, top.speedup), (0, -13 if i % 2 else 7)
+        axes.annotate(top.policy, at, above, textcoords="offset points", fontsize=7, ha="center")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")

@@ -73,13 +73,10 @@ class Average:
     def hosted(self, trace: Trace, policy: str) -> Average:
         """The same where the host does what it did for a policy, if that ran often."""
         own = replace(trace, answers=[answer for answer in trace.answers if answer.policy == policy])
-        drafted = [round for round, _ in recorded_rounds(own) if round.drafted]
-        if len(drafted) < OFTEN:
-            return self
-        host = learned(own)
-        took = sum(round.parts["aux"] for round in drafted)
-        said = sum(host.predict(round.n, round.context, True)["aux"] for round in drafted)
-        return replace(self, host=host, scale={**self.scale, "aux": took / said})
+        host, drafted = learned(own), [round for round, _ in recorded_rounds(own) if round.drafted]
+        pairs = [(round.parts["aux"], host.predict(round.n, round.context, True)["aux"]) for round in drafted]
+        ratio = _ratios({"aux": pairs}, OFTEN)
+        return replace(self, host=host, scale=self.scale | ratio) if ratio else self
 
     def costs(self, n_max: int, context: int, positions: int | None = None) -> Costs:
         found, host = self.model.costs(n_max, context), self.host.costs(n_max, context)

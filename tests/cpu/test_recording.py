@@ -43,14 +43,27 @@ def rounds(draw: st.DrawFn) -> Round:
     seconds, predicted = {"verify": 0.03, "draft": 0.01}, draw(st.sampled_from([{}, {"verify": 0.02, "aux": 1e-3}]))
     masses = tree.mass[1:], tree.depths[1:]
     padding, sure = draw(st.integers(0, 3)), draw(st.sampled_from([None, 0.125, 1.0]))
-    return Round(7, len(tree), draft is not None, *masses, [], seconds, predicted, padding, draft, confidence=sure)
+    positions = draw(st.sampled_from([None, 5])) if draft is not None else None
+    known = {"draft": draft, "positions": positions, "confidence": sure}
+    return Round(7, len(tree), draft is not None, *masses, [], seconds, predicted, padding, **known)
 
 
 @given(rounds())
 @settings(max_examples=60)
 def test_a_round_is_read_as_it_was_written(round: Round) -> None:
     again = round_from_json(json.loads(json.dumps(round_to_json(round))))
-    for name in ("context", "n", "drafted", "path", "seconds", "predicted", "padding", "width", "confidence"):
+    for name in (
+        "context",
+        "n",
+        "drafted",
+        "path",
+        "seconds",
+        "predicted",
+        "padding",
+        "width",
+        "positions",
+        "confidence",
+    ):
         assert getattr(again, name) == getattr(round, name), name
     np.testing.assert_allclose(again.mass, round.mass, rtol=1e-3)
     assert np.array_equal(again.depths, round.depths) and type(again.draft) is type(round.draft)

@@ -31,7 +31,6 @@ from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
 PROMPT = [1, 2, 3, 4]
-FOOTPRINT = footprint(CONFIGS["qwen3-8b"])
 FIXED = ("dflash", "ddtree:3", "ddtree:9", "beam:2x3")
 
 
@@ -251,28 +250,28 @@ def a_trace(target: Target, truth: list[int]) -> Trace:
     )
 
 
-def test_a_draft_is_priced_by_its_positions_and_not_by_those_for_the_record() -> None:
-    def answer(spec: str, positions: int, draft_s: float) -> Answer:
-        seconds = {"draft": draft_s, "verify": 0.02, "observe": 0.001}
-        round = Round(100, 1, True, np.ones(1, np.float32), np.ones(1, np.int64), [1], seconds, {}, positions=positions)
-        return Answer("p", "set", spec, 0.0, 100, [1] * 60, 0.0, 2.0, [round] * 60)
+def alike(spec: str, draft_s: float = 0.002, host_s: float = 0.001, positions: int = 16) -> Answer:
+    """An answer of rounds that all took the same."""
+    seconds = {"draft": draft_s, "verify": 0.02, "observe": host_s}
+    round = Round(100, 1, True, np.ones(1, np.float32), np.ones(1, np.int64), [1], seconds, {}, positions=positions)
+    return Answer("p", "set", spec, 0.0, 100, [1] * 60, 0.0, 2.0, [round] * 60)
 
-    facts = {"machine": asdict(MACHINE), "footprint": asdict(FOOTPRINT), "draft_work": {"0": [1e6, 1e6, 1]}}
-    answers = [answer("ddtree:2", 2, 0.002), answer("ddtree:6", 6, 0.004), answer("record", 16, 0.1)]
-    trace = Trace(Header("t", "d", facts), answers)
+
+def timed(*answers: Answer) -> Trace:
+    sizes = footprint(CONFIGS["qwen3-8b"])
+    facts = {"machine": asdict(MACHINE), "footprint": asdict(sizes), "draft_work": {"0": [1e6, 1e6, 1]}}
+    return Trace(Header("t", "d", facts), answers)
+
+
+def test_a_draft_is_priced_by_its_positions_and_not_by_those_for_the_record() -> None:
+    trace = timed(alike("ddtree:2", 0.002, positions=2), alike("ddtree:6", 0.004, positions=6), alike("record", 0.1))
     prices = Average.of(learned(trace), trace)
     drafts = {positions: prices.costs(8, 100, positions).draft_s for positions in (1, 2, 4, 6, 16)}
     assert drafts == pytest.approx({1: 0.002, 2: 0.002, 4: 0.003, 6: 0.004, 16: 0.004}, rel=1e-6)
 
 
 def test_the_host_is_priced_as_a_policy_that_ran_kept_it_busy() -> None:
-    def answer(spec: str, host_s: float) -> Answer:
-        seconds = {"draft": 0.002, "verify": 0.02, "observe": host_s}
-        round = Round(100, 1, True, np.ones(1, np.float32), np.ones(1, np.int64), [1], seconds, {})
-        return Answer("p", "set", spec, 0.0, 100, [1] * 60, 0.0, 2.0, [round] * 60)
-
-    facts = {"machine": asdict(MACHINE), "footprint": asdict(FOOTPRINT), "draft_work": {"0": [1e6, 1e6, 1]}}
-    trace = Trace(Header("t", "d", facts), [answer("ddtree:1", 0.001), answer("bastion", 0.003)])
+    trace = timed(alike("ddtree:1", host_s=0.001), alike("bastion", host_s=0.003))
     prices = Average.of(learned(trace), trace)
     hosts = [prices.hosted(trace, spec).costs(8, 100).aux_s[1] for spec in ("ddtree:1", "bastion", "dflash")]
     assert hosts == pytest.approx([0.001, 0.003, 0.002], rel=0.01)
