@@ -2,7 +2,7 @@
 
 PyTorch hands oneDNN row-major weights, which it reorders at every call. For the few rows of a decoding step the
 reordering costs as much as the product. Its own layout is better, but few rows read it at half of memory's speed.
-The compiled products (`native/products.py`) do not; they serve bf16 where there are no matrix units.
+The compiled products (`native/products.py`) do not; they serve bf16.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 #include "native.h"
 
 #define AT_ONCE 8     // sums that go on side by side
-#define COLUMNS 2     // vectors of a head that are summed side by side: a line of a cache, or half of one
+#define COLUMNS 4     // vectors of a head that are summed side by side for a few lanes; half as many for more
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
 #ifdef __clang__
@@ -68,6 +68,24 @@ static inline void cross(const void *from, int64_t step, void *to, int64_t pace)
     for (int i = 0; i < 4; i++) memcpy((int32_t *)to + i * pace, turned + i, sizeof(quad));
 }
 
+// What is read a row after the other: `left` bytes from `at` on, and then what begins at `then`.
+typedef struct {
+    const char *at, *then;
+    int64_t left;
+} Stream;
+
+static inline Stream stream_of(const bf16 *from, int64_t numbers, const bf16 *then) {
+    return (Stream){(const char *)from, (const char *)then, numbers * (int64_t)sizeof *from};
+}
+
+// Asks memory for `bytes` of each of `rows` rows long before they are read, `row` bytes apart.
+INLINE void ask(Stream *stream, int64_t rows, int64_t row, int64_t bytes) {
+    for (int64_t r = 0; r < rows; r++, stream->at += row, stream->left -= row) {
+        const char *far = stream->left > AHEAD ? stream->at + AHEAD : stream->then + (AHEAD - stream->left);
+        for (int64_t line = 0; line < bytes; line += LINE) later(far + line), soon(stream->at + line);
+    }
+}
+
 // A pair is two neighbours in d. `many` holds a pair a lane, of LANES rows; `one` is of a row that meets all of them.
 #ifdef DOTS
 typedef ivec many;
@@ -96,21 +114,22 @@ static inline one one_of(const bf16 *pair) { return (one){up(pair[0]), up(pair[1
 static inline vec dot(vec sum, many x, one y) { return sum + x.even * y.even + x.odd * y.odd; }
 #endif
 
-// Pairs of LANES rows [LANES, dim], whose neighbours lie side by side in memory, to a pair a lane.
-INLINE void lay(const bf16 *rows, ivec *pairs, int64_t dim) {
+// Pairs of rows [pace, dim], whose neighbours lie side by side in memory, to pairs [dim / 2, pace]: a row a lane.
+INLINE void lay(const bf16 *rows, void *pairs, int64_t dim, int64_t pace) {
     for (int64_t d = 0; d < dim / 2; d += 4)
-        for (int l = 0; l < LANES; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)(pairs + d) + l, LANES);
+        for (int l = 0; l < pace; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)pairs + d * pace + l, pace);
 }
 
 // scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
-INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale) {
+INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale,
+                       Stream stream) {
     ivec pairs[MOST_DIM / 2];
     many query[MOST_DIM / 2];
     one key[AT_ONCE * MOST_DIM / 2];
-    lay(queries, pairs, dim);
+    lay(queries, pairs, dim, LANES);
     for (int64_t d = 0; d < dim / 2; d++) query[d] = many_of(pairs[d]);
     for (int64_t s = 0; s < count; s += AT_ONCE) {
-        for (int64_t i = 0; i < AT_ONCE * dim; i += LINE / 2) ahead(keys + s * dim + i);
+        ask(&stream, AT_ONCE, dim * sizeof *keys, dim * sizeof *keys);
         for (int64_t k = 0; k < AT_ONCE; k++) {
             int64_t slot = s + k < count ? s + k : count - 1;
             for (int64_t d = 0; d < dim / 2; d++) key[k * dim / 2 + d] = one_of(keys + slot * dim + 2 * d);
@@ -125,16 +144,16 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
 // The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
 // over d as it does above, and so has the same bits.
 INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
-                      float scale) {
+                      float scale, Stream stream) {
     bf16 rest[LANES * MOST_DIM];
     ivec pairs[MOST_DIM / 2];
     one query[AT_ONCE * MOST_DIM / 2];
     for (int64_t i = 0; i < pace * dim / 2; i++) query[i] = one_of(queries + 2 * i);
     for (int64_t s = 0; s < count; s += LANES) {
         const bf16 *key = keys + s * dim;
-        for (int64_t i = 0; i < LANES * dim; i += LINE / 2) ahead(key + i);
+        ask(&stream, LANES, dim * sizeof *keys, dim * sizeof *keys);
         if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
-        lay(key, pairs, dim);
+        lay(key, pairs, dim, LANES);
         vec sums[AT_ONCE] = {0};
         for (int64_t d = 0; d < dim / 2; d++) {
             many row = many_of(pairs[d]);
@@ -147,31 +166,60 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
     }
 }
 
+// The same on tiles, for any number of queries. Tiles sum in an order of their own, so they serve all or none.
+static void score_tiled(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
+                        float scale, Stream stream) {
+    bf16 rest[LANES * MOST_DIM];
+    ivec pairs[MOST_DIM / 2];
+    lay(queries, pairs, dim, pace);
+    shape_tiles_of_scores(pace);
+    for (int64_t s = 0; s < count; s += LANES) {
+        const bf16 *key = keys + s * dim;
+        ask(&stream, LANES, dim * sizeof *keys, dim * sizeof *keys);
+        if (count - s < LANES) key = memcpy(rest, key, (count - s) * dim * sizeof(bf16));
+        score_tile(key, pairs, scores + s * pace, dim, pace);
+    }
+    leave_tiles();
+    for (int64_t i = 0; i < count * pace; i += LANES) *(vec *)(scores + i) *= scale;
+}
+
 INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
-                  float scale) {
+                  float scale, Stream stream) {
     if (pace == LANES)
-        score_many(keys, queries, scores, count, dim, scale);
+        score_many(keys, queries, scores, count, dim, scale, stream);
     else if (pace == AT_ONCE)
-        score_few(keys, queries, scores, count, dim, AT_ONCE, scale);
+        score_few(keys, queries, scores, count, dim, AT_ONCE, scale, stream);
     else
-        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, scale);
+        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, scale, stream);
+}
+
+static inline const bf16 *keys_of(const Call *call, const Block *block) {
+    return block->part->keys + (block->head * block->part->slots + block->first) * call->dim;
+}
+
+static inline const bf16 *values_of(const Call *call, const Block *block) {
+    return block->part->values + (block->head * block->part->slots + block->first) * call->dim;
 }
 
 // The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
 static void score_range(const Call *call, const Block *block, int64_t range) {
     int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
     int64_t count = slots_of(block, range), filled = (count + LANES - 1) / LANES * LANES;
-    const bf16 *keys = block->part->keys + (block->head * block->part->slots + first) * dim;
+    const bf16 *keys = keys_of(call, block) + range * RANGE * dim;
+    const bf16 *then = range + 1 < block->ranges ? keys + count * dim : values_of(call, block);
+    Stream stream = stream_of(keys, count * dim, then);
     bf16 queries[LANES * MOST_DIM];
     float *scores = block->scores + range * RANGE * pace;
     for (int64_t l = 0; l < pace; l++)
         memcpy(queries + l * dim, call->q + query_at(call, block, l < block->lanes ? l : 0), dim * sizeof(bf16));
-    if (dim == 64)  // a width known to the compiler
-        score(keys, queries, scores, count, 64, pace, call->scale);
+    if (tiles(dim))
+        score_tiled(keys, queries, scores, count, dim, pace, call->scale, stream);
+    else if (dim == 64)  // a width known to the compiler
+        score(keys, queries, scores, count, 64, pace, call->scale, stream);
     else if (dim == 128)
-        score(keys, queries, scores, count, 128, pace, call->scale);
+        score(keys, queries, scores, count, 128, pace, call->scale, stream);
     else
-        score(keys, queries, scores, count, dim, pace, call->scale);
+        score(keys, queries, scores, count, dim, pace, call->scale, stream);
     for (int64_t s = 0; s < count; s++) {
         if (first + s >= block->clear && first + s < block->plain) s = block->plain - first;  // all see those before
         for (int64_t l = 0; s < count && l < block->lanes; l++)
@@ -247,16 +295,17 @@ static void soften_range(const Block *block, int64_t range) {
     join_weights((float *)all, count * LANES, block->pace);
 }
 
-// Adds `count` weighted values to the sums of `width` lanes, `columns` vectors of each, and their weights to `all`.
+// Adds `count` weighted values, the next ones of a stream, to the sums of `width` lanes, `columns` vectors of each, and
+// their weights to `all`.
 INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count, int64_t dim, int64_t pace,
-                        vec sums[][COLUMNS], float4 *all, const int width, const int columns) {
+                        vec sums[][COLUMNS], float4 *all, const int width, const int columns, Stream *stream) {
     vec mine[AT_ONCE][COLUMNS];
     value side[COLUMNS];
     float4 total[AT_ONCE / 4];
     memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof *total);
     for (int64_t s = 0; s < count; s += JOINED, values += JOINED * dim, weights += pace) {
         const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // what is not there weighs nothing
-        ahead(values), ahead(last);
+        ask(stream, JOINED, dim * sizeof *values, columns * LANES * sizeof *values);
         for (int c = 0; c < columns; c++) side[c] = value_of(values + c * LANES, last + c * LANES);
         for (int k = 0; k < width; k++)
             for (int c = 0; c < columns; c++) mine[k][c] = weigh(mine[k][c], side[c], weights[k]);
@@ -265,23 +314,30 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
     memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
 }
 
-static inline int columns_of(const Call *call) { return call->dim % (COLUMNS * LANES) ? 1 : COLUMNS; }
-
-static inline int64_t pieces_of(const Call *call) { return call->dim / (columns_of(call) * LANES); }
+// How many vectors of a head are summed side by side: more where one thread sums all, if their sums fit in registers.
+static inline int columns_of(const Call *call, int64_t pace, int alone) {
+    int columns = alone && LANES == 16 && pace < AT_ONCE ? COLUMNS : COLUMNS / 2;
+    while (call->dim % (columns * LANES)) columns /= 2;
+    return columns;
+}
 
 // `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights. In
-// ranges, so that values are fetched once for all lanes.
-INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns) {
+// ranges, so that values are fetched once for all lanes. `then` will be read next.
+INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then) {
     int64_t dim = call->dim, pace = block->pace;
     vec sums[LANES][COLUMNS] = {0};
     float4 all[LANES / 4] = {0};
-    const bf16 *values = block->part->values + (block->head * block->part->slots + block->first) * dim + d;
+    const bf16 *values = values_of(call, block) + d;
+    Stream stream = stream_of(values, (block->stop - block->first) * dim, then);
     for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim) {
         const weight *weights = (const weight *)(block->scores + range * RANGE * pace);
         int64_t count = slots_of(block, range);
-        if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns);
-        for (int64_t l = 0; l + AT_ONCE <= pace; l += AT_ONCE)
-            gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns);
+        Stream again = stream;
+        if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns, &stream);
+        for (int64_t l = 0; columns < COLUMNS && l + AT_ONCE <= pace; l += AT_ONCE) {
+            stream = again;
+            gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns, &stream);
+        }
     }
     for (int64_t l = 0; l < block->lanes; l++) {
         float sum = all[l / 4][l % 4], scale = 1.0f / (sum > 0.0f ? sum : 1.0f);
@@ -290,11 +346,13 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
     }
 }
 
-static void gather_piece(const Call *call, const Block *block, int64_t piece) {
-    if (columns_of(call) == COLUMNS)
-        gather(call, block, piece * COLUMNS * LANES, COLUMNS);
-    else
-        gather(call, block, piece * LANES, 1);
+static void gather_piece(const Call *call, const Block *block, int64_t piece, int columns, const bf16 *then) {
+    int64_t d = piece * columns * LANES;
+    switch (columns) {
+        case COLUMNS: gather(call, block, d, COLUMNS, then); break;
+        case COLUMNS / 2: gather(call, block, d, COLUMNS / 2, then); break;
+        default: gather(call, block, d, 1, then);
+    }
 }
 
 // Queries from `start` on of a part and a key head.
@@ -332,19 +390,28 @@ static inline void place(Block *block, vec *room) {
 // A thread for each block: none waits for another.
 static void attend_whole(const Call *call, const Block *blocks, int64_t count, vec *scores, int64_t largest,
                          int threads) {
-    int taken = 0;
+    int begun = 0, taken = 0;
 #pragma omp parallel num_threads(threads)
     {
-        int mine;
+        int mine, i, next;
 #pragma omp atomic capture
-        mine = taken++;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) {
+        mine = begun++;
+#pragma omp atomic capture
+        i = taken++;
+        for (; i < count; i = next) {
+#pragma omp atomic capture
+            next = taken++;
             Block block = blocks[i];
+            const int columns = columns_of(call, block.pace, 1);
+            const int64_t pieces = call->dim / (columns * LANES);
             place(&block, scores + mine * largest);
             for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
             for (int64_t range = 0; range < block.ranges; range++) soften_range(&block, range);
-            for (int64_t piece = 0; piece < pieces_of(call); piece++) gather_piece(call, &block, piece);
+            for (int64_t piece = 0; piece < pieces; piece++) {
+                const bf16 *then = keys_of(call, blocks + (next < count ? next : i));
+                if (piece + 1 < pieces) then = values_of(call, &block) + (piece + 1) * columns * LANES;
+                gather_piece(call, &block, piece, columns, then);
+            }
         }
     }
 }
@@ -361,7 +428,8 @@ static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
 
 // All threads for all blocks: each loop is divided as finely as the order of its sums permits.
 static void attend_together(const Call *call, const Block *blocks, int64_t count, int threads) {
-    int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges, pieces = pieces_of(call);
+    const int columns = columns_of(call, LANES, 0);
+    const int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges, pieces = call->dim / (columns * LANES);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 1)
@@ -375,7 +443,10 @@ static void attend_together(const Call *call, const Block *blocks, int64_t count
             soften_range(block, i - block->before);
         }
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count * pieces; i++) gather_piece(call, blocks + i / pieces, i % pieces);
+        for (int64_t i = 0; i < count * pieces; i++) {
+            const Block *block = blocks + i / pieces;
+            gather_piece(call, block, i % pieces, columns, values_of(call, block));
+        }
     }
 }
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.config import compiles, config
+from draftwood.native.pages import pages
 from draftwood.processor import abilities, can
 
 NAMES = (
@@ -177,4 +178,5 @@ def _trial_s(draft: str) -> float:
 def in_panels(weight: Tensor, panel: int) -> Tensor:
     """A weight `[out, in]` as `[panels, in / 2, panel, 2]`: panels of outputs, each by pairs of inputs."""
     filled = F.pad(weight.detach(), (0, 0, 0, -len(weight) % panel))
-    return filled.view(-1, panel, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    laid = filled.view(-1, panel, weight.shape[1] // 2, 2).transpose(1, 2)
+    return pages().empty(laid.shape, laid.dtype).copy_(laid)

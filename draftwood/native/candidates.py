@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
 
 import numpy as np
@@ -41,6 +42,18 @@ def drawn(logits: Tensor, row: int, sampling: Sampling, quantile: float) -> int:
     if place < 0:
         raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
     return place
+
+
+def drawn_each(logits: Tensor, temperatures: Sequence[float], quantiles: Sequence[float]) -> Tensor:
+    """`[N]` places in rows of logits `[N, V]` at temperatures and quantiles of their own; at 0 the largest."""
+    logits, places = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+    ways = [np.array(numbers, np.float64) for numbers in (temperatures, quantiles)]
+    at = [c_void_p(address) for address in (*(way.ctypes.data for way in ways), places.data_ptr())]
+    first, sizes = c_void_p(logits.data_ptr()), map(c_int64, logits.shape)
+    operators().functions.draw_each(first, *sizes, *at, torch.get_num_threads())
+    if len(places) and int(places.min()) < 0:
+        raise BadModel(f"Draws from {logits.shape[1]} tokens found no memory.")
+    return places
 
 
 def reached(logits: Tensor, tree: Tree, sampling: Sampling) -> Floats:

@@ -244,6 +244,17 @@ int64_t draw(const bf16 *row, int64_t size, const Rules *rules, double quantile)
     return place;
 }
 
+// The same of each of several rows [rows, size], at temperatures and quantiles of their own; at temperature 0 the largest.
+void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const double *quantiles,
+               int64_t *places, int threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 8)
+    for (int64_t r = 0; r < rows; r++) {
+        const Rules rules = {temperatures[r], size, 1.0, 0.0};
+        const bf16 *row = logits + r * size;
+        places[r] = temperatures[r] > 0.0 ? draw(row, size, &rules, quantiles[r]) : choice(row, size);
+    }
+}
+
 // The probability of the path to each node of a tree, by what the rules make of its logits [nodes, size], whose rows are
 // `stride` apart. Entry 0 of tokens, parents and out [nodes] is the root's. Returns 0, or 1 if memory ran out.
 int reach(const bf16 *logits, int64_t stride, int64_t size, const Rules *rules, const int64_t *tokens,

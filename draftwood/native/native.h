@@ -58,8 +58,6 @@ INLINE void later(const void *from) { __builtin_prefetch(from, 0, 2); }
 // Asks the second cache for what will soon be read behind `from`.
 INLINE void soon(const void *from) { __builtin_prefetch((const char *)from + NEAR, 0, 3); }
 
-INLINE void ahead(const void *from) { later((const char *)from + AHEAD), soon(from); }
-
 // The upper halves are the numbers in bf16.
 static inline ivec rounded(vec x) {
     ivec bits = (ivec)x;
@@ -67,7 +65,11 @@ static inline ivec rounded(vec x) {
 }
 
 static inline void down_all(vec x, bf16 *to) {
+#ifdef DOTS
+    __m256bh numbers = _mm512_cvtneps_pbh((__m512)x);
+#else
     halves numbers = __builtin_convertvector(rounded(x) >> 16, halves);
+#endif
     memcpy(to, &numbers, sizeof numbers);
 }
 
@@ -132,9 +134,11 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
 
 // tiles.c
 int tiles(int64_t depth);
-int64_t shape_tiles(int64_t rows);
+void shape_tiles(int64_t rows);
 void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
                int64_t rows);
+void shape_tiles_of_scores(int64_t pace);
+void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim, int64_t pace);
 void leave_tiles(void);
 
 // products.c

@@ -14,6 +14,7 @@
 #define MOST_TILED 32  // rows of two tiles
 #define BLOCK 120  // rows that are prepared together: they and a panel stay in a core's cache
 #define BLOCK_TILED 256
+#define LARGE (4 << 20)  // bytes of results that go around the caches, where they would push out what they are made of
 
 // Whether this processor has vectors of LANES numbers, enough registers for the sums.
 int has_products(void) {
@@ -80,18 +81,37 @@ static void sum_rows(const number *x, const ivec *panel, const char *next, int64
     }
 }
 
+// Waits for what went around the caches.
+static inline void settle(void) {
+#ifdef DOTS
+    _mm_sfence();
+#endif
+}
+
 // `count` outputs of a row, from sums and a bias (unless null).
 static void put(const vec sums[PANEL], const bf16 *bias, bf16 *out, int64_t count) {
-    bf16 rounded[PANEL * LANES];
+    bf16 numbers[PANEL * LANES];
     for (int c = 0; c < PANEL; c++) {
         vec x = sums[c];
         for (int64_t i = c * LANES; bias && i < count && i < (c + 1) * LANES; i++) x[i % LANES] += up(bias[i]);
-        down_all(x, rounded + c * LANES);
+        down_all(x, numbers + c * LANES);
     }
-    if (count == PANEL * LANES)  // a size known to the compiler
-        memcpy(out, rounded, sizeof rounded);
+    memcpy(out, numbers, count * sizeof *out);
+}
+
+// The same of a whole panel, to memory if they would not stay in a cache.
+INLINE void put_whole(const vec sums[PANEL], const bf16 *bias, bf16 *out, int far) {
+    vec low = sums[0], high = sums[1];
+    if (bias) low += widen(bias), high += widen(bias + LANES);
+#ifdef DOTS
+    __m512i numbers = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    if (far)
+        _mm512_stream_si512((void *)out, numbers);
     else
-        memcpy(out, rounded, count * sizeof *out);
+        _mm512_storeu_si512(out, numbers);
+#else
+    down_all(low, out), down_all(high, out + LANES);
+#endif
 }
 
 // out [rows, width] = x [rows, depth] times a weight [width, depth] in panels, and bias (unless null). `depth` is even; a
@@ -100,38 +120,44 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
              int threads) {
     const int tiled = tiles(depth);
     const int64_t together = tiled ? BLOCK_TILED : BLOCK, most = tiled ? MOST_TILED : MOST;
-    int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES);
+    const int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES);
+    const int far = rows * width * (int64_t)sizeof *out > LARGE && (uintptr_t)out % LINE == 0 && width % (PANEL * LANES) == 0;
     number *ready = tiled ? 0 : malloc((rows < together ? rows : together) * depth * sizeof *ready);
     if (!ready && !tiled) return 1;
     for (int64_t start = 0; start < rows; start += together) {
         int64_t block = rows - start < together ? rows - start : together, parts = (block + most - 1) / most;
+        int64_t size = (block + parts - 1) / parts;  // of each part of tiles: a row in two costs less than other shapes
         const bf16 *these = x + start * depth;
         if (!tiled) prepare(these, ready, block * depth);
 #pragma omp parallel num_threads(threads) if (block * depth * width > SMALL / 4)
         {
-            int64_t shaped = 0;  // rows that this thread's tiles are shaped for
+            if (tiled) shape_tiles(size);
 #pragma omp for
             for (int64_t p = 0; p < panels; p++) {
                 int64_t from = p * PANEL * LANES, count = width - from < PANEL * LANES ? width - from : PANEL * LANES;
-                for (int64_t part = 0, first = 0, next; part < parts; part++, first = next) {
+                const ivec *panel = weight + p * PANEL * depth / 2;
+                const bf16 *added = bias ? bias + from : 0;
+                for (int64_t part = 0; part < parts; part++) {
                     vec sums[MOST_TILED][PANEL];
-                    const ivec *panel = weight + p * PANEL * depth / 2;
-                    next = (part + 1) * block / parts;
+                    int64_t first = part * block / parts, mine = tiled ? size : (part + 1) * block / parts - first;
                     // A panel that is read many times is not waited for if each time a part of the one behind it is
                     // asked for.
                     int64_t asked = parts == 1 ? AHEAD : PAIRS * depth / 2 * (parts + part) / parts;
                     const char *then = (const char *)panel + asked;
-                    if (tiled) {
-                        if (shaped != next - first) shaped = shape_tiles(next - first);
-                        sum_tiles(these + first * depth, panel, then, PAIRS / parts, depth, sums, next - first);
-                    } else {
-                        sum_rows(ready + first * depth, panel, then, PAIRS / parts, depth, sums, next - first);
-                    }
-                    for (int64_t r = first; r < next; r++)
-                        put(sums[r - first], bias ? bias + from : 0, out + (start + r) * width + from, count);
+                    if (tiled)
+                        sum_tiles(these + first * depth, panel, then, PAIRS / parts, depth, sums, mine);
+                    else
+                        sum_rows(ready + first * depth, panel, then, PAIRS / parts, depth, sums, mine);
+                    bf16 *to = out + (start + first) * width + from;
+                    for (int64_t r = 0; r < mine; r++, to += width)
+                        if (count == PANEL * LANES)
+                            put_whole(sums[r], added, to, far);
+                        else
+                            put(sums[r], added, to, count);
                 }
             }
             if (tiled) leave_tiles();
+            if (far) settle();
         }
     }
     free(ready);

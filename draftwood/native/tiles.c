@@ -1,5 +1,6 @@
 // Sums of a product on tiles of 16 rows, for processors with matrix units (AMX). A weight's panel is read as it is: 16
-// pairs of inputs of 16 outputs are a tile. Each row is summed by itself, over the inputs one pair after the other.
+// pairs of inputs of 16 outputs are a tile. Each row is summed by itself, over the inputs one pair after the other. So are
+// attention's scores: a cache's keys are a tile as they lie, too.
 
 #ifdef TILES
 #ifndef _GNU_SOURCE
@@ -38,15 +39,19 @@ typedef struct {
     uint8_t rows[16];
 } Tiles;
 
+static void shape(Tiles all) {
+    all.palette = 1;
+    __asm__ volatile("" ::"r"(&all) : "memory");  // GCC's intrinsic says that it reads eight bytes
+    _tile_loadconfig(&all);
+}
+
 // Tiles for up to 32 rows, in two halves: their sums in 0 to 3, inputs in 4 and 5, weights in 6 and 7.
-int64_t shape_tiles(int64_t rows) {
-    Tiles all = {.palette = 1};
+void shape_tiles(int64_t rows) {
+    Tiles all = {0};
     int64_t upper = rows < TILE ? rows : TILE, lower = rows > TILE ? rows - TILE : TILE;
     const int64_t each[] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
     for (int t = 0; t < 8; t++) all.bytes[t] = LINE, all.rows[t] = (uint8_t)each[t];
-    __asm__ volatile("" ::"r"(&all) : "memory");  // GCC's intrinsic says that it reads eight bytes
-    _tile_loadconfig(&all);
-    return rows;
+    shape(all);
 }
 
 // Sums of `rows` rows x [rows, depth] with a panel, for which tiles are shaped. Meanwhile memory is asked for what lies
@@ -78,12 +83,32 @@ void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step,
     _tile_stored(3, &sums[TILE][1], PAIRS);
 }
 
+// Tiles for scores of `pace` queries in 0, of keys in 1 and queries in 2.
+void shape_tiles_of_scores(int64_t pace) {
+    const uint16_t wide = pace * sizeof(float);
+    shape((Tiles){.bytes = {wide, LINE, wide}, .rows = {TILE, TILE, TILE}});
+}
+
+// scores [TILE, pace] = key . query, for keys [TILE, dim] and queries in pairs [dim / 2, pace].
+void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim, int64_t pace) {
+    const int64_t wide = pace * sizeof *scores;
+    _tile_zero(0);
+    for (int64_t d = 0; d < dim; d += NUMBERS) {
+        _tile_loadd(1, keys + d, dim * sizeof *keys);
+        _tile_loadd(2, (const char *)pairs + d / 2 * wide, wide);
+        _tile_dpbf16ps(0, 1, 2);
+    }
+    _tile_stored(0, scores, wide);
+}
+
 // Tiles left in use would be kept through every change of threads.
 void leave_tiles(void) { _tile_release(); }
 #else
 int tiles(int64_t depth) { return 0 * depth; }
-int64_t shape_tiles(int64_t rows) { return rows; }
+void shape_tiles(int64_t rows) {}
 void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
                int64_t rows) {}
+void shape_tiles_of_scores(int64_t pace) {}
+void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim, int64_t pace) {}
 void leave_tiles(void) {}
 #endif

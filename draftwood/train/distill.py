@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -164,7 +166,12 @@ def run_distill(options: DistillOptions) -> bool:
     check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
     shards = Shards.open(options.out)
     notes = Console(stderr=True, highlight=False)
-    with stop_flag() as stop, bar(options.tokens, "writing") as update, told_if_unwritable("--out", options.out):
+    with (
+        stop_flag() as stop,
+        bar(options.tokens, "writing") as update,
+        told_if_unwritable("--out", options.out),
+        lasting(),
+    ):
         end = tokenizer.eos_token_id
         stop_ids = target.stop_ids | (frozenset() if end is None else {end})
         writing = open_writing(options, target, jobs, shards, stop_ids)
@@ -183,6 +190,16 @@ def run_distill(options: DistillOptions) -> bool:
         shards.flush(writing.unfinished())
     notes.print(closing(options, shards, jobs), soft_wrap=True)
     return not stop()
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Until it ends, garbage is not looked for among what is there now: all the libraries, every tenth step."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def open_writing(

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.cache import Row
 from draftwood.lean import Lean
 from draftwood.native.forward import Native
+from draftwood.native.pages import pages
 from draftwood.target import Target
 from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.padded import Padded
@@ -61,6 +63,10 @@ class PlainRows:
 
     def __init__(self, target: Target, rows: int, capacity: int) -> None:
         self._target, self._cache = target, target.new_cache(capacity, rows)
+        if isinstance(target.path, Lean) and isinstance(target.path.native, Native):  # huge pages are read faster
+            shape = target.path.shape
+            size = (target.num_layers, 2, shape.kv_heads, capacity, shape.head_dim)
+            self._cache.rows = [Row.over(pages().empty(size, target.dtype)) for _ in range(rows)]
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         ends = [(len(prompt) - 1) // self.chunk * self.chunk for prompt in prompts]  # where the last chunks begin

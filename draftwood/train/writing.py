@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.device.mail import Mail, sent
 from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
-from draftwood.sampling import Sampling, uniforms
+from draftwood.sampling import uniforms
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
@@ -191,15 +191,15 @@ def by_length(prompts: Mapping[int, int], chunk: int) -> Iterator[list[int]]:
 def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> Mail:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
     mail = Mail(len(rows), logits.device)
-    mail.buffer.copy_(top_k(logits, 1)[1][:, 0])
-    hot = [i for i, row in enumerate(rows) if row.temperature > 0]
-    u = [quantile(seed, rows[i].job.number, len(rows[i].tokens)) for i in hot]
-    heat = [rows[i].temperature for i in hot]
+    heat = [row.temperature for row in rows]
+    hot = [i for i, temperature in enumerate(heat) if temperature > 0]
+    u = {i: quantile(seed, rows[i].job.number, len(rows[i].tokens)) for i in hot}
     if compiled.takes(logits):
-        for i, t, x in zip(hot, heat, u, strict=True):
-            mail.buffer[i] = compiled.drawn(logits, i, Sampling(t), x)
-    elif hot:
-        _draw_hot(logits, mail.buffer, hot, heat, u)
+        mail.buffer.copy_(compiled.drawn_each(logits, heat, [u.get(i, 0.0) for i in range(len(rows))]))
+    else:
+        mail.buffer.copy_(top_k(logits, 1)[1][:, 0])
+        if hot:
+            _draw_hot(logits, mail.buffer, hot, [heat[i] for i in hot], list(u.values()))
     mail.send()
     return mail
 
