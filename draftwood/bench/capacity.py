@@ -23,6 +23,7 @@ from draftwood.clock import Clock
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled
 from draftwood.latency import LatencyModel, Work
+from draftwood.limits import asked
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
 from draftwood.rounds import Prefix, Proposal, grown
@@ -156,16 +157,17 @@ class Recorded:
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
         found = [self._proposal(request) if asks else None for request, asks in zip(requests, drafts, strict=True)]
-        asked = sum(map(bool, found))
-        self.drafted += asked
-        self._round = {"draft": self.prices(asked).costs(0, mean_context(requests)).draft_s} if asked else {}
+        drafted = sum(map(bool, found))
+        self.drafted += drafted
+        self._round = {"draft": self.prices(drafted).costs(0, mean_context(requests)).draft_s} if drafted else {}
         return found
 
     def _proposal(self, request: Request) -> Proposal | None:
-        draft = self.scripts[request].drafts.get(request.filled)
-        if draft is None:
+        script = self.scripts[request]
+        if request.filled not in script.drafts:
             return None
-        tree = grown(request, draft)
+        wanted = asked(request.policy, request.acceptance, request.remaining)
+        tree = grown(request, script.draft(request.filled, wanted))
         return Proposal(tree, tree)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import mmap
 import sys
+import threading
 from collections.abc import Sequence
 from math import prod
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes of such a page on most processors
-CHUNK = 16 * HUGE  # bytes that the system is asked for at once: many a weight is smaller than a page
+CHUNK = 8 * HUGE  # bytes that the system is asked for at once: many a weight is smaller than a page
 LINE = 64  # bytes of a line of a cache; each tensor begins with one
 
 
@@ -22,13 +23,16 @@ class Pages:
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)  # what is left of the last chunk
+        self._lock = threading.Lock()
 
+    @torch.inference_mode(False)  # whoever comes later may write outside of it, too
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor on the CPU."""
         size = prod(shape) * dtype.itemsize
-        if size > len(self._free):
-            self._free = chunk(size)
-        mine, self._free = self._free[:size], self._free[-(-size // LINE) * LINE :]
+        with self._lock:
+            if size > len(self._free):
+                self._free = chunk(size)
+            mine, self._free = self._free[:size], self._free[-(-size // LINE) * LINE :]
         return mine.view(dtype).view(shape)
 
 
@@ -40,7 +44,7 @@ def pages() -> Pages:
 
 def chunk(size: int) -> Tensor:
     """Bytes, at least `size`, that begin with a huge page where the system has such."""
-    size = -(-size // CHUNK) * CHUNK
+    size = max(CHUNK, -(-size // HUGE) * HUGE)
     if sys.platform != "linux":
         return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

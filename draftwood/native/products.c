@@ -121,7 +121,8 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
     const int tiled = tiles(depth);
     const int64_t together = tiled ? BLOCK_TILED : BLOCK, most = tiled ? MOST_TILED : MOST;
     const int64_t panels = (width + PANEL * LANES - 1) / (PANEL * LANES);
-    const int far = rows * width * (int64_t)sizeof *out > LARGE && (uintptr_t)out % LINE == 0 && width % (PANEL * LANES) == 0;
+    const int whole = (uintptr_t)out % LINE == 0 && width % (PANEL * LANES) == 0;  // rows of whole lines
+    const int far = whole && rows * width * (int64_t)sizeof *out > LARGE;
     number *ready = tiled ? 0 : malloc((rows < together ? rows : together) * depth * sizeof *ready);
     if (!ready && !tiled) return 1;
     for (int64_t start = 0; start < rows; start += together) {

@@ -17,8 +17,9 @@ from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, confidence, drawn, reached, takes
+from draftwood.native.candidates import choice, confidence, drawn, drawn_each, reached, takes
 from draftwood.native.forward import Native
+from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
 from draftwood.sampling import Sampling, invert, warp
@@ -175,6 +176,17 @@ def test_scores_that_do_not_fit_at_once_are_taken_in_turns() -> None:
     alone = attend([case], 1)[0]
     assert torch.equal(attend([case], 2)[0], alone) and torch.equal(attend([case], 3)[0], alone)
     assert torch.equal(attend([case.plain(20)], 4)[0], alone[20:21])
+
+
+def test_tensors_in_pages_have_memory_of_their_own() -> None:
+    pages = Pages()
+    with torch.inference_mode():
+        pages.empty((5, 5), torch.float32)
+    sizes = [(3, 5), (1000, 7), (0, 4), (CHUNK + 2, 1), (64, 64)]
+    tensors = [pages.empty(size, torch.bfloat16).fill_(n) for n, size in enumerate(sizes)]
+    for n, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        assert tensor.shape == size and tensor.is_contiguous() and bool((tensor == n).all())
+        assert tensor.numel() == 0 or tensor.data_ptr() % LINE == 0
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +351,20 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
             assert drawn(found, row, sampling, quantile) == invert(scores, quantile)
     apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
     assert drawn(apart, 3, sampling, 0.4) == drawn(found, 3, sampling, 0.4)
+
+
+@compiled
+@pytest.mark.parametrize("size", [5, 5000])
+def test_many_rows_are_drawn_as_each_alone(size: int) -> None:
+    rng = np.random.default_rng(size)
+    logits = torch.from_numpy(rng.normal(0, 3, (40, size))).bfloat16()
+    heat, quantiles = rng.choice([0.0, 0.5, 1.3], 40).tolist(), rng.random(40).tolist()
+    each = [
+        drawn(logits, row, Sampling(t), x) if t else choice(logits, row)
+        for row, (t, x) in enumerate(zip(heat, quantiles, strict=True))
+    ]
+    assert drawn_each(logits, heat, quantiles).tolist() == each
+    assert drawn_each(logits[:0], [], []).tolist() == []
 
 
 @compiled
