@@ -31,18 +31,20 @@ static inline float wide(const uint8_t *number) {
     return value;
 }
 
-// to += left * right, as Intel describes it: pairs of a row of `left` meet a row of pairs of `right`.
+// to += left * right: pairs of a row of `left` meet a row of pairs of `right`. The first and the second of all pairs are
+// summed apart, as processors do it.
 static inline void multiply_tiles(int to, int left, int right) {
     for (int m = 0; m < rows_of(to); m++)
-        for (int k = 0; k < bytes_of(left) / 4; k++)
-            for (int n = 0; n < bytes_of(to) / 4; n++) {
-                float sum;
-                uint8_t *at = &unit.data[to][m][4 * n];
-                memcpy(&sum, at, 4);
-                for (int i = 0; i < 4; i += 2)
-                    sum += wide(&unit.data[left][m][4 * k + i]) * wide(&unit.data[right][k][4 * n + i]);
-                memcpy(at, &sum, 4);
-            }
+        for (int n = 0; n < bytes_of(to) / 4; n++) {
+            float sum, sides[2] = {0};
+            uint8_t *at = &unit.data[to][m][4 * n];
+            memcpy(&sum, at, 4);
+            for (int k = 0; k < bytes_of(left) / 4; k++)
+                for (int i = 0; i < 2; i++)
+                    sides[i] += wide(&unit.data[left][m][4 * k + 2 * i]) * wide(&unit.data[right][k][4 * n + 2 * i]);
+            sum += sides[0] + sides[1];
+            memcpy(at, &sum, 4);
+        }
 }
 
 #undef _tile_loadconfig
