@@ -192,14 +192,14 @@ def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> Mail:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
     mail = Mail(len(rows), logits.device)
     heat = [row.temperature for row in rows]
-    hot = [i for i, temperature in enumerate(heat) if temperature > 0]
-    u = {i: quantile(seed, rows[i].job.number, len(rows[i].tokens)) for i in hot}
+    u = [quantile(seed, row.job.number, len(row.tokens)) if row.temperature > 0 else 0.0 for row in rows]
     if compiled.takes(logits):
-        mail.buffer.copy_(compiled.drawn_each(logits, heat, [u.get(i, 0.0) for i in range(len(rows))]))
+        mail.buffer.copy_(compiled.drawn_each(logits, heat, u))
     else:
         mail.buffer.copy_(top_k(logits, 1)[1][:, 0])
+        hot = [i for i, temperature in enumerate(heat) if temperature > 0]
         if hot:
-            _draw_hot(logits, mail.buffer, hot, [heat[i] for i in hot], list(u.values()))
+            _draw_hot(logits, mail.buffer, hot, [heat[i] for i in hot], [u[i] for i in hot])
     mail.send()
     return mail
 
