@@ -10,9 +10,11 @@
 #define FAINTEST -87.0f  // a power below which a weight is none
 
 static inline float largest(vec x) {
-    float most = x[0];
-    for (int l = 1; l < LANES; l++) most = x[l] > most ? x[l] : most;
-    return most;
+    float part[LANES];
+    memcpy(part, &x, sizeof part);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int l = 0; l < width; l++) part[l] = part[l + width] > part[l] ? part[l + width] : part[l];
+    return part[0];
 }
 
 // The largest of CHUNK numbers.

@@ -5,6 +5,8 @@
 
 #include "native.h"
 
+#define FEW 3000  // numbers below which a second thread costs more than it brings
+
 // Whether loops run on several cores.
 int threaded(void) {
 #ifdef _OPENMP
@@ -25,7 +27,7 @@ static inline float inverse_rms(const bf16 *x, int64_t width, float eps) {
 // rows are stride apart.
 void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, bf16 *tap, int64_t stride, float eps,
               int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > SMALL / 4)
+#pragma omp parallel for num_threads(threads) if (rows * width > FEW)
     for (int64_t r = 0; r < rows; r++) {
         bf16 *row = x + r * width, *to = out + r * width;
         if (delta)
@@ -38,7 +40,7 @@ void add_norm(bf16 *x, const bf16 *delta, const bf16 *weight, bf16 *out, bf16 *t
 
 // out [rows, width] = silu(gate) * up of gate_up [rows, 2 * width].
 void swiglu(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > SMALL / 16)
+#pragma omp parallel for num_threads(threads) if (rows * width > FEW)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *gate = gate_up + 2 * r * width, *other = gate + width;
         for (int64_t i = 0; i < width; i += LANES) {
@@ -68,10 +70,10 @@ void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf
                   int threads) {
     int64_t all = 0;
     for (int64_t p = 0; p < count; p++) all += parts[p].rows;
-#pragma omp parallel num_threads(threads) if (all * (heads + 2 * kv_heads) * dim > SMALL / 8)
+#pragma omp parallel num_threads(threads) if (all * (heads + 2 * kv_heads) * dim > FEW)
     for (int64_t p = 0; p < count; p++) {
         Part part = parts[p];
-#pragma omp for schedule(dynamic, 4) nowait
+#pragma omp for nowait
         for (int64_t m = 0; m < part.rows; m++) {
             int64_t r = part.start + m, slot = part.context + m;
             const bf16 *row = qkv + r * stride;
