@@ -140,7 +140,8 @@ class HostRounds:
     def _require_known(self, trees: Sequence[Tree], drafter: str) -> None:
         """Raise BadModel for tokens that the target does not know: they would be looked up beyond its weights."""
         for tree in trees:
-            least, most = int(tree.tokens.min()), int(tree.tokens.max())
+            tokens = tree.tokens.tolist()
+            least, most = min(tokens), max(tokens)
             if least < 0 or most >= self._vocab:
                 raise BadModel(
                     f"The drafter {drafter} proposed the token id {least if least < 0 else most}, but "
@@ -204,7 +205,8 @@ class HostRounds:
             return
         tokens = [token for told, _ in committed for token in told]
         taps = [part for _, part in committed if part is not None]
-        self._drafter.extend(self._prefixes[request].state, tokens, torch.cat(taps) if taps else None)
+        joined = torch.cat(taps) if len(taps) > 1 else next(iter(taps), None)
+        self._drafter.extend(self._prefixes[request].state, tokens, joined)
 
 
 def _rows(taps: Tensor | None, rows: slice | list[int]) -> Tensor | None:

@@ -27,7 +27,7 @@ from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, rea
 from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.native.forward import Ends
-from draftwood.packing import LEAST_ROWS, linear
+from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
 from draftwood.tree import Draft, Ints
@@ -180,14 +180,15 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         Blocks of one request share its context. With a `gap`, so many tokens lie between context and root that were
         drafted and have no features: positions count them, nobody sees them.
         """
-        rows = self._block_logits(blocks, gap)
+        logits = self._block_logits(blocks, gap)
+        each = logits.split(len(logits) // len(blocks)) if len(blocks) > 1 else [logits]  # often one: no view is made
         return [
-            draft_of(row[len(seen) :], request.width, self._ids, self._markov)
-            for row, (request, seen) in zip(rows, blocks, strict=True)
+            draft_of(rows[len(seen) :] if seen else rows, request.width, self._ids, self._markov)
+            for rows, (request, seen) in zip(each, blocks, strict=True)
         ]
 
     def _block_logits(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> Tensor:
-        """`[R, depth, V]`"""
+        """`[R * depth, V]`"""
         states = [request.state for request, _ in blocks]
         for state in states:
             self._project_pending(state)
@@ -196,8 +197,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         behind = max(depth, *(len(seen) for _, seen in blocks)) if self.config.causal else self.config.block_size - 1
         masks = [self.config.mask_token_id] * behind
         tokens = [token for request, seen in blocks for token in (request.root, *seen, *masks[len(seen) :])]
-        logits = self._target.finish(self._layers(tokens, states, gap, depth))
-        return logits.view(len(blocks), depth, -1)
+        return self._target.finish(self._layers(tokens, states, gap, depth))
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
@@ -245,7 +245,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:
             waiting, state.waiting = state.waiting, 0
-            self._project(state, state.pending[: max(waiting, LEAST_ROWS)], waiting)
+            self._project(state, state.pending, waiting)
 
     def _project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         """Store what the drafter reads of the first `count` of taps `[M, taps * hidden]`."""

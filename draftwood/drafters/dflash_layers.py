@@ -15,6 +15,7 @@ from draftwood.decoder import Sight, norm
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.native.forward import Ends, Fusing, Native, Parts, bind
+from draftwood.packing import LEAST_ROWS
 from draftwood.plan import Segment
 from draftwood.rotary import Rotary
 
@@ -81,7 +82,7 @@ class NativeLayers:
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         if self._fused:
             segment = Segment(0, 0, count, state.projected, np.arange(count), None)
-            self._native.project(taps[:count].contiguous(), _parts([segment], [state], 0), self._fused)
+            self._native.project(taps.contiguous(), state.projected, _parts([segment], [state], 0), self._fused)
         else:
             self._plain.project(state, taps, count)
 
@@ -124,7 +125,7 @@ class TorchLayers:
         return logits
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        start = state.projected
+        start, taps = state.projected, taps[: max(count, LEAST_ROWS)]
         turn = self._ends.rotary(start, start + len(taps))
         keys, values = context_kv(self._config, self._weights, taps, *turn)
         state.kv[:, 0, :, start : start + count] = keys[:, :, :count]

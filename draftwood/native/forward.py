@@ -155,15 +155,15 @@ class Native:
         fuse, kv = panels_of(fusing.fuse), panels_of(fusing.kv)
         return Fused(_Linear(*fuse), fusing.norm, _Linear(*kv), fusing.k_norm) if fuse and kv else None
 
-    def project(self, taps: Tensor, parts: Parts, fused: Fused) -> None:
-        """Keys and values of context tokens, from their taps `[N, taps * hidden]`, into the slots of one segment."""
-        cosines, sines = self._ends.rotary(parts.longest - len(taps), parts.longest)
+    def project(self, taps: Tensor, start: int, parts: Parts, fused: Fused) -> None:
+        """Keys and values of a segment's tokens, from `start` on, into its slots; of the first of taps `[N, taps * hidden]`."""
+        turn = (_at(table, start) for table in self._ends.rotary.reserve(parts.longest))
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
             _at(taps), c_int64(taps.shape[1]), byref(fused.fuse), _at(fused.norm), byref(fused.kv), _at(fused.k_norm),
-            c_int64(len(self._layers)), byref(self._sizes), _at(cosines), _at(sines), part, slots, _threads(),
+            c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, _threads(),
         ):  # fmt: skip
-            raise BadModel(f"{len(taps)} context features found no memory.")
+            raise BadModel(f"Features of {parts.longest} tokens found no memory.")
 
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
@@ -309,8 +309,11 @@ def _address(table: Table) -> c_void_p:
     return c_void_p(table.ctypes.data)
 
 
-def _at(tensor: Tensor | None) -> c_void_p:
-    return c_void_p(None if tensor is None else tensor.data_ptr())
+def _at(tensor: Tensor | None, row: int = 0) -> c_void_p:
+    """Where a row of a contiguous tensor begins. Slicing would take longer than what is called."""
+    if tensor is None:
+        return c_void_p(None)
+    return c_void_p(tensor.data_ptr() + (row and row * tensor.stride(0) * tensor.itemsize))
 
 
 def _sizes(*sizes: int) -> list[c_int64]:
