@@ -334,10 +334,12 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
         const weight *weights = (const weight *)(block->scores + range * RANGE * pace);
         int64_t count = slots_of(block, range);
         Stream again = stream;
-        if (pace < AT_ONCE) gather_some(values, weights, count, dim, pace, sums, all, AT_ONCE / 2, columns, &stream);
-        for (int64_t l = 0; columns < COLUMNS && l + AT_ONCE <= pace; l += AT_ONCE) {
+        for (int64_t l = 0; l < block->lanes; l += AT_ONCE) {
             stream = again;
-            gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns, &stream);
+            if (columns == COLUMNS || block->lanes - l <= AT_ONCE / 2)
+                gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE / 2, columns, &stream);
+            else
+                gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns, &stream);
         }
     }
     for (int64_t l = 0; l < block->lanes; l++) {
@@ -356,12 +358,15 @@ static void gather_piece(const Call *call, const Block *block, int64_t piece, in
     }
 }
 
-// Queries from `start` on of a part and a key head.
-static Block block_of(const Call *call, const Part *part, int64_t head, int64_t start) {
-    int64_t queries = part->rows * call->groups, lanes = queries - start < LANES ? queries - start : LANES;
+static inline int64_t pace_of(int64_t lanes) {
+    return lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
+}
+
+// No more than `most` queries from `start` on of a part and a key head.
+static Block block_of(const Call *call, const Part *part, int64_t head, int64_t start, int64_t most) {
+    int64_t queries = part->rows * call->groups, lanes = queries - start < most ? queries - start : most;
     int64_t top = start / call->groups, last = (start + lanes - 1) / call->groups;
-    int64_t pace = lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
-    Block block = {.part = part, .head = head, .start = start, .lanes = lanes, .pace = pace};
+    Block block = {.part = part, .head = head, .start = start, .lanes = lanes, .pace = pace_of(lanes)};
     block.stop = part->context + (part->whole ? part->rows : last + 1);
     block.plain = part->whole ? block.stop : part->context + (part->visible ? 0 : top + 1);
     block.first = call->window ? block.stop : 0;
@@ -376,11 +381,33 @@ static Block block_of(const Call *call, const Part *part, int64_t head, int64_t 
 }
 
 // The vectors that a block's scores and their largest take.
-static inline int64_t size_of(const Block *block) { return block->ranges * (1 + RANGE * block->pace / LANES); }
+static inline int64_t size_at(const Block *block, int64_t pace) { return block->ranges * (1 + RANGE * pace / LANES); }
+
+static inline int64_t size_of(const Block *block) { return size_at(block, block->pace); }
 
 static int larger_first(const void *one, const void *other) {
     int64_t a = size_of(one), b = size_of(other);
     return (a < b) - (a > b);
+}
+
+// Of blocks that are alike: queries of each piece, if those left over when every thread has had as many as the others are
+// divided among all threads.
+static inline int64_t piece_of(const Block *blocks, int64_t count, int threads) {
+    int64_t rest = count % threads, pieces = rest ? threads / rest : 1;
+    return ((blocks->lanes + pieces - 1) / pieces + 3) / 4 * 4;
+}
+
+// Divides those. Returns how many blocks there are.
+static int64_t divide_rest(const Call *call, Block *blocks, int64_t count, int threads) {
+    int64_t step = piece_of(blocks, count, threads), listed = count - count % threads;
+    Block rest[threads];
+    memcpy(rest, blocks + listed, (count - listed) * sizeof *rest);
+    for (const Block *block = rest; block < rest + count % threads; block++) {
+        int64_t end = block->start + block->lanes;
+        for (int64_t start = block->start; start < end; start += step)
+            blocks[listed++] = block_of(call, block->part, block->head, start, step < end - start ? step : end - start);
+    }
+    return listed;
 }
 
 static inline void place(Block *block, vec *room) {
@@ -400,14 +427,14 @@ static void attend_whole(const Call *call, const Block *blocks, int64_t count, v
 #pragma omp atomic capture
         i = taken++;
         for (; i < count; i = next) {
-#pragma omp atomic capture
-            next = taken++;
             Block block = blocks[i];
             const int columns = columns_of(call, block.pace, 1);
             const int64_t pieces = call->dim / (columns * LANES);
             place(&block, scores + mine * largest);
             for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
             for (int64_t range = 0; range < block.ranges; range++) soften_range(&block, range);
+#pragma omp atomic capture
+            next = taken++;  // not before: it would be taken from a thread that is yet to begin
             for (int64_t piece = 0; piece < pieces; piece++) {
                 const bf16 *then = keys_of(call, blocks + (next < count ? next : i));
                 if (piece + 1 < pieces) then = values_of(call, &block) + (piece + 1) * columns * LANES;
@@ -477,19 +504,24 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     }
     if (!most) return 0;
     if (work <= SMALL) threads = 1;
-    Block *blocks = malloc(most * sizeof(Block));
+    Block *blocks = malloc((most + threads) * sizeof(Block));
     if (!blocks) return 1;
     for (int64_t p = 0; p < count; p++)
         for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
             for (int64_t head = 0; head < kv_heads; head++) {
-                blocks[listed] = block_of(&call, parts + p, head, start);
+                blocks[listed] = block_of(&call, parts + p, head, start, LANES);
                 int64_t size = size_of(blocks + listed++);
                 total += size, largest = size > largest ? size : largest;
             }
     qsort(blocks, listed, sizeof(Block), larger_first);
-    int64_t turn = threads * largest, turns = (total + turn - 1) / turn;
-    // Idle threads are better than divided blocks if they are few: many scores would go from one core to another.
-    int whole = threads == 1 || turns * turn * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
+    int64_t turn = threads * largest, spent = (total + turn - 1) / turn * turn;  // idle threads' time counts as well
+    int alike = size_of(blocks) == size_of(blocks + listed - 1);
+    if (alike && listed % threads)
+        spent = listed / threads * turn + threads * size_at(blocks, pace_of(piece_of(blocks, listed, threads)));
+    // Idle threads are better than blocks of which each has a part if they are few: many scores would go from one core to
+    // another.
+    int whole = threads == 1 || spent * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
+    if (whole && alike) listed = divide_rest(&call, blocks, listed, threads);
     int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
     if (room > total && !whole) room = total;
     vec *scores = aligned_alloc(sizeof(vec), room * sizeof(vec));
