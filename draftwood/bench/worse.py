@@ -12,6 +12,7 @@ import torch
 from draftwood.drafters.base import Candidates, Drafter, Learner, Placeable, Placed, Request
 from draftwood.latency import Work
 from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+from draftwood.trellis import Trellis
 
 DRAFTS = 1024  # ways in which drafts on a device are made worse
 
@@ -61,7 +62,10 @@ class Worse(Learner):
         if not isinstance(draft, (Lattice, Tree)):
             rng = np.random.default_rng([root])
             shifts = rng.integers(1, self._vocab, self.max_depth) * (rng.random(self.max_depth) < self._share)
-            return Shifted(draft, shifts.tolist(), self._vocab)
+            if not isinstance(draft, Trellis):
+                return Shifted(draft, shifts.tolist(), self._vocab)
+            tokens = (draft.lattice.tokens + shifts[: len(draft), None]) % self._vocab  # pairs are of places
+            return Trellis(replace(draft.lattice, tokens=tokens), draft.pairs, draft.grow)
         rng = np.random.default_rng([root, int(draft.tokens.sum())])
         rows = draft.tokens if isinstance(draft, Lattice) else draft.tokens[1:]
         spoiled = rng.random(len(rows)) < self._share

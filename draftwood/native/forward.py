@@ -156,7 +156,7 @@ class Native:
         return Fused(_Linear(*fuse), fusing.norm, _Linear(*kv), fusing.k_norm) if fuse and kv else None
 
     def project(self, taps: Tensor, start: int, parts: Parts, fused: Fused) -> None:
-        """Keys and values of a segment's tokens, from `start` on, into its slots; of the first of taps `[N, taps * hidden]`."""
+        """Keys and values of tokens from `start` on into their slots: of the first of taps `[N, taps * hidden]`."""
         turn = (_at(table, start) for table in self._ends.rotary.reserve(parts.longest))
         part, _, slots = parts.everywhere()
         if self.built.functions.project(

@@ -27,6 +27,7 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice
+from draftwood.trellis import Trellis
 from tests.reference import VOCAB, Truthful, tiny_dflash
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
@@ -83,6 +84,20 @@ def test_of_a_conditional_draft_whole_depths_are_moved_and_siblings_stay_apart()
         seen.append(first)
         place = shifted.step(place, first)
     assert seen == [1, 1, 8]
+
+
+def test_a_trellis_stays_one_and_grows_as_if_its_nodes_were_moved_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    logp = np.sort(np.log(rng.dirichlet(np.ones(5), 4)).astype(np.float32))[:, ::-1]
+    pairs = np.log(rng.dirichlet(np.ones(5), (3, 5))).astype(np.float32)
+    draft = Trellis(Lattice(np.stack([rng.permutation(VOCAB)[:5] for _ in range(4)]), logp), pairs)
+    inner = SimpleNamespace(name="inner", tap_layers=(), max_depth=6, draft=lambda requests: [draft])
+    (moved,) = Worse(inner, 0.5, VOCAB).draft([Request([1], 4, 4)])  # type: ignore[arg-type]
+    assert isinstance(moved, Trellis)
+    shifts = (moved.lattice.tokens - draft.lattice.tokens) % VOCAB
+    assert (shifts == shifts[:, :1]).all() and 0 < (shifts[:, 0] > 0).sum() < 4
+    one, other = grow(moved, 4, 20), grow(Shifted(draft, shifts[:, 0].tolist(), VOCAB), 4, 20)
+    assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.parents, other.parents)
 
 
 @torch.inference_mode()
