@@ -163,7 +163,7 @@ class Native:
             _at(taps), c_int64(taps.shape[1]), byref(fused.fuse), _at(fused.norm), byref(fused.kv), _at(fused.k_norm),
             c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, _threads(),
         ):  # fmt: skip
-            raise BadModel(f"Features of {parts.longest} tokens found no memory.")
+            raise BadModel(f"{parts.longest - start} context features found no memory.")
 
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
