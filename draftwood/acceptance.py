@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import nlargest
 from math import inf
 from typing import Any
 
@@ -36,6 +35,7 @@ TRIALS = 6  # drafted rounds before there is an outlook, and before they shape o
 TRIAL_NODES = 6  # the most that one of them verifies: enough to learn from, and never dear
 LEAST_GROWN = 8  # nodes that are always grown
 SHALLOWEST = 3  # positions that are always drafted: a look at a drafter that failed must be able to show better
+WORTH = 12.0  # times its price that a position must bring if all tokens behind it were won: other nodes win some, too
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 4  # the outlook is formed anew when the rounds behind it grew by one in so many
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
@@ -56,7 +56,7 @@ class AcceptanceModel:
         self.weights = NEUTRAL.copy()  # a, b, e, c
         self._inform(PRIOR)
         self._recent = Recent()
-        self._unlearned: list[tuple[Array, Array]] = []  # features of a round's nodes, and which were accepted
+        self._unlearned: list[tuple[Floats, Ints, Array]] = []  # of nodes: masses, depths, which were accepted
         self._paths: deque[int] = deque(maxlen=SHAPED)  # nodes that each of them accepted
         self._depth = SHALLOWEST
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
@@ -89,10 +89,11 @@ class AcceptanceModel:
 
     @property
     def depth(self) -> int | None:
-        """How deep it is worth to draft: as the fourth longest of recent paths; None if unknown.
+        """How deep it is worth to draft: one more than the longest of recent paths, or than one of the next where
+        positions are dear; None if unknown.
 
-        Each position takes up to a hundredth of a round on a CPU. A path that used all of them makes the next draft
-        half as long again, so a text that becomes predictable is followed at once.
+        A position takes up to a hundredth of a round on a CPU. A path that used all of them makes the next draft half
+        as long again, so a text that becomes predictable is followed at once.
         """
         return None if len(self._paths) < TRIALS else self._depth
 
@@ -106,7 +107,7 @@ class AcceptanceModel:
         """How many nodes are worth growing, by the same rule. Where all masses are alike, none of them is faint."""
         if len(self._recent) < TRIALS:
             return TRIAL_NODES
-        return max(3 * nlargest(2, self._recent.sizes)[-1] // 2, LEAST_GROWN)
+        return max(3 * sorted(self._recent.sizes)[-2] // 2, LEAST_GROWN)
 
     def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
         """`[N]` probabilities that each path is accepted; with `optimism`, so many standard errors higher."""
@@ -136,8 +137,8 @@ class AcceptanceModel:
         """Of a request alone, when all of a round's seconds are known: with what a plain step would have taken."""
         self._ledger.enter(round, plain_s)
 
-    def observe(self, round: Round, typical: bool = True) -> None:
-        """Learn from which nodes were accepted.
+    def observe(self, round: Round, typical: bool = True, position: float = 0.0) -> None:
+        """Learn from which nodes were accepted. A `position` of a draft takes so many plain steps.
 
         A round that is not `typical` was drafted because much was expected of it: it says nothing about others, so the
         outlook leaves it out.
@@ -147,16 +148,15 @@ class AcceptanceModel:
             self._text.see(round.confidence)
             return
         self._unjudged += 1 + self._idle
-        features = features_of(round.mass, round.depths)
         if round.n:
-            self._unlearned.append((features, _accepted(round)))
+            self._unlearned.append((round.mass, round.depths, _accepted(round)))
             if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
                 self._learn()
             whole = round.n == round.grown
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
-            self._remember(features, round)
-        self._reach(features, round)
+            self._remember(round)
+        self._reach(round, position)
         self._text.see(round.confidence)
 
     def turn(self) -> None:
@@ -252,26 +252,29 @@ class AcceptanceModel:
         model._faintest.extend(map(float, data["faintest"]))
         return model
 
-    def _remember(self, features: Array, round: Round) -> None:
+    def _remember(self, round: Round) -> None:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
-        self._recent.add(features, 1 + round.fair, self._text.now(self._recent.confidence))
+        self._recent.add(round.mass, round.depths, 1 + round.fair, self._text.now(self._recent.confidence))
         self._seen = RECENT * self._seen + 1
         self._own += 1
         self._since += 1
         self._idle = 0
 
-    def _reach(self, features: Array, round: Round) -> None:
+    def _reach(self, round: Round, position: float) -> None:
         whole = self.depth is not None and round.accepted >= self.depth
         self._paths.append(round.accepted)
-        self._depth = (3 * round.accepted + 1) // 2 if whole else max(nlargest(4, self._paths)[-1], SHALLOWEST)
-        of_depth = np.bincount(features[:, -1].astype(np.int64), minlength=1)
-        self._widths.append(int(of_depth.max()))
+        seldom = min(int(WORTH * position * SHAPED), len(self._paths) - 1)  # paths that are too few for one
+        self._depth = max(1 + sorted(self._paths)[-1 - seldom], SHALLOWEST)
+        if whole:
+            self._depth = max((3 * round.accepted + 1) // 2, self._depth)
+        self._widths.append(int(np.bincount(round.depths, minlength=1).max()))
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""
-        features, accepted = (np.concatenate(rows) for rows in zip(*self._unlearned, strict=True))
+        mass, depths, accepted = (np.concatenate(rows) for rows in zip(*self._unlearned, strict=True))
+        features = features_of(mass, depths)
         memory = MEMORY ** len(self._unlearned)
         self._unlearned.clear()
         p = _sigmoid(features @ self.weights)

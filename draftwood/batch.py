@@ -215,9 +215,10 @@ class Batch:
         ]
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                part.request.acceptance.observe(record, begun.typical)
+                position = begun.costs[part.request.policy].position
+                part.request.acceptance.observe(record, begun.typical, position)
                 if len(writing) > 1:
-                    part.request.own.observe(record)
+                    part.request.own.observe(record, position=position)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = records[0]
             if len(writing) > 1:

@@ -28,6 +28,8 @@ DOUBT = 0.3  # spread of log-ratios that is expected before any is known
 LEAST_SPREAD = 0.01
 HEAD_START = 4.0  # observations that a level learned elsewhere counts as
 LIMIT = 3.0  # spreads: an observation further off moves nothing more than one at this distance
+LONG = 1 / 64  # weight of a new point of a slope in the long run: it takes many to tell one from noise
+NARROW = 0.25  # variance of places from which on a slope is believed: where all are alike there is none to see
 
 # Variances of the log-ratios at WIDTHS, in those of one observation: what all of them share, what those within some
 # doublings do, what neighbours do, own.
@@ -79,6 +81,45 @@ class Level:
         if len(numbers) != 2 or not all(isinstance(x, (int, float)) and abs(x) < 1e6 for x in numbers):
             raise ValueError("a level is a value and how often it was seen")
         return cls(float(numbers[0]), float(numbers[1])).again()
+
+
+@dataclass(slots=True)
+class Slope:
+    """By how much one number rises with another: a line through points, the latest of which count most."""
+
+    seen: float = 0.0  # points
+    x: float = 0.0  # means,
+    y: float = 0.0
+    xx: float = 0.0  # the variance of one and the covariance of both
+    xy: float = 0.0
+
+    @property
+    def value(self) -> float:
+        return max(self.xy / (self.xx + NARROW), 0.0)
+
+    def move(self, x: float, y: float) -> None:
+        """A point. One far above the others counts as twice their mean: the machine paused."""
+        y = min(y, 2 * self.y) if self.seen else y
+        self.seen += 1
+        share = max(1 / self.seen, LONG)
+        dx, dy = x - self.x, y - self.y
+        self.x, self.y = self.x + share * dx, self.y + share * dy
+        self.xx, self.xy = (1 - share) * (self.xx + share * dx * dx), (1 - share) * (self.xy + share * dx * dy)
+
+    def again(self) -> Slope:
+        """A head start for what is like it and not the same."""
+        return Slope(min(self.seen, HEAD_START), self.x, self.y, self.xx, self.xy)
+
+    def to_json(self) -> list[float]:
+        return [self.seen, self.x, self.y, self.xx, self.xy]
+
+    @classmethod
+    def of_json(cls, data: object) -> Slope:
+        """Raises ValueError for anything that `to_json` does not give."""
+        found = np.array(data, np.float64)
+        if found.shape != (5,) or not (np.abs(found) < 1e6).all():
+            raise ValueError("a slope is how often it was seen, two means, a variance and a covariance")
+        return cls(*map(float, found)).again()
 
 
 def clipped(error: float, spread: float) -> float:

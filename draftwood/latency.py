@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.curve import WIDTHS, Array, Curve, Level, extended, seconds_at
+from draftwood.curve import WIDTHS, Array, Curve, Level, Slope, extended, seconds_at
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Errors, Round, prediction_errors
@@ -71,6 +71,7 @@ class Learned:
         self.verify: dict[int, Curve] = {}  # by reach of context
         self.draft: dict[int, Level] = {}
         self.resume: dict[int, Level] = {}  # how much longer than that a draft after a pause takes
+        self.position = Slope()  # what one more position that the drafter is asked for takes, in drafts as counted
         self.host, self.plain_host = Curve(rises=False), Level()
 
     def verify_at(self, context: int) -> Curve:
@@ -92,6 +93,7 @@ class Learned:
         learned.verify = {at: Curve(curve) for at, curve in self.verify.items()}
         learned.draft = {at: level.again() for at, level in self.draft.items()}
         learned.resume = {at: level.again() for at, level in self.resume.items()}
+        learned.position = self.position.again()
         learned.host, learned.plain_host = Curve(self.host), self.plain_host.again()
         return learned
 
@@ -101,6 +103,7 @@ class Learned:
             "verify": {str(at): curve.to_json() for at, curve in self.verify.items()},
             "draft": {str(at): level.to_json() for at, level in self.draft.items()},
             "resume": {str(at): level.to_json() for at, level in self.resume.items()},
+            "position": self.position.to_json(),
             "host": self.host.to_json(),
             "plain_host": self.plain_host.to_json(),
         }
@@ -116,6 +119,7 @@ class Learned:
         learned.verify = {int(at): Curve.of_json(entry) for at, entry in data["verify"].items()}
         learned.draft = {int(at): Level.of_json(entry) for at, entry in data["draft"].items()}
         learned.resume = {int(at): Level.of_json(entry) for at, entry in data["resume"].items()}
+        learned.position = Slope.of_json(data["position"])
         learned.host, learned.plain_host = Curve.of_json(data["host"], rises=False), Level.of_json(data["plain_host"])
         return learned
 
@@ -178,7 +182,8 @@ class LatencyModel:
             plain_s = float(verify[0]) + pace * self._plain_host_s()
             draft_s = pace * self._draft_s(context)
             resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
-            self._costs[key] = Costs(plain_s, draft_s, host, verify, resume_s=resume_s)
+            position_s = pace * self._draft_prior(context // BUCKET) * self._learned.position.value
+            self._costs[key] = Costs(plain_s, draft_s, host, verify, resume_s=resume_s, position_s=position_s)
         return self._costs[key]
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
@@ -205,7 +210,7 @@ class LatencyModel:
         teaches = self._teaches(like.context, first)
         for round in rounds:
             if (draft := round.seconds.get("draft", 0.0)) > 0:
-                self.observe_draft(draft, round.context, first)
+                self.observe_draft(draft, round.context, first, round.positions)
         hosts = [round.total_s - round.seconds.get("verify", 0.0) - round.seconds.get("draft", 0.0) for round in rounds]
         if (host := median(hosts)) > 0 and like.drafted and teaches:
             self._learned.host.learn(1 + like.n, host * usually, HOST_PRIOR, len(rounds))
@@ -214,9 +219,12 @@ class LatencyModel:
                 self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
         self._costs.clear()
 
-    def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:
-        """Learn from a draft alone."""
-        error = log(seconds * exp(-self._pace) / self._draft_s(context))
+    def observe_draft(self, seconds: float, context: int, first: bool = False, positions: int | None = None) -> None:
+        """Learn from a draft alone, of so many positions if that makes a difference."""
+        usual = seconds * exp(-self._pace)
+        error = log(usual / self._draft_s(context))
+        if positions is not None and not first:
+            self._learned.position.move(positions, usual / self._draft_prior(context // BUCKET))
         if self._teaches(context, first):
             self._learned.draft_at(context).move(error)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import nan
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from draftwood.tree import Floats, Ints
 
 Array = NDArray[np.float64]
+Mass: TypeAlias = Floats | Array
+Depths: TypeAlias = Ints | Array
 
 FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logarithms would drown all others
 KEPT = 128  # rounds
@@ -21,7 +23,8 @@ class Recent:
     """The latest rounds, in the order of their coming. Lists, because numpy's calls take longer than so few numbers."""
 
     def __init__(self) -> None:
-        self._nodes: list[Array] = []  # features [n, 4] of each; never written into
+        self._masses: list[Mass] = []  # [n] of each one's nodes; never written into, like their depths
+        self._depths: list[Depths] = []
         self.sizes: list[int] = []  # nodes of each
         self.emitted: list[float] = []  # tokens that each gave, the bonus token included
         self.confidences: list[float] = []  # the target's before each; NaN if unknown
@@ -40,7 +43,9 @@ class Recent:
     @property
     def features(self) -> Array:
         """`[N, 4]` of the nodes of all rounds, one behind the other."""
-        return np.concatenate(self._nodes)
+        return features_of(
+            np.concatenate(self._masses, dtype=np.float64), np.concatenate(self._depths, dtype=np.float64)
+        )
 
     def copy(self) -> Recent:
         made = Recent()
@@ -53,14 +58,14 @@ class Recent:
         self.shares = [factor * share for share in self.shares]
         self.weight, self._known, self._sure = factor * self.weight, factor * self._known, factor * self._sure
 
-    def add(self, features: Array, emitted: float, confidence: float, share: float = 1.0) -> None:
+    def add(self, mass: Mass, depths: Depths, emitted: float, confidence: float, share: float = 1.0) -> None:
         """One more round; the oldest one goes if there are too many."""
         if len(self) == KEPT:
             self._count(-self.shares[0], self.confidences[0])
             for row in self._rows():
                 del row[0]
         self._count(share, confidence)
-        for row, value in zip(self._rows(), (features, len(features), emitted, confidence, share), strict=True):
+        for row, value in zip(self._rows(), (mass, depths, len(mass), emitted, confidence, share), strict=True):
             row.append(value)
 
     def _count(self, share: float, confidence: float) -> None:
@@ -69,7 +74,7 @@ class Recent:
             self._known, self._sure = self._known + share, self._sure + share * confidence
 
     def _rows(self) -> tuple[list[Any], ...]:
-        return self._nodes, self.sizes, self.emitted, self.confidences, self.shares
+        return self._masses, self._depths, self.sizes, self.emitted, self.confidences, self.shares
 
     def to_json(self) -> list[dict[str, object]]:
         """A few rounds, from the poorest to the richest, that stand for all of them: the same mean, the same spread."""
@@ -79,11 +84,10 @@ class Recent:
         return [self._row_to_json(int(i)) for i in order[np.searchsorted(reached, steps)]]
 
     def _row_to_json(self, i: int) -> dict[str, object]:
-        _, rare, common, depths = self._nodes[i].T
-        sure = self.confidences[i]
+        (rare, common), sure = sides(self._masses[i]), self.confidences[i]
         return {
             "logits": (rare + common).round(3).tolist(),
-            "depths": depths.astype(int).tolist(),
+            "depths": [int(depth) - 1 for depth in self._depths[i]],
             "emitted": round(self.emitted[i], 3),
             "confidence": round(sure, 4) if sure == sure else None,
         }
@@ -93,22 +97,22 @@ class Recent:
         """Rounds that weigh so much together. Raises ValueError, KeyError or TypeError for anything else."""
         recent = cls()
         for one in rounds:
-            logits, depths = np.array(one["logits"], np.float64), np.array(one["depths"], np.float64)
-            features = features_of(1 / (1 + np.exp(-logits)), 1 + depths)
+            logits, depths = np.array(one["logits"], np.float64), 1 + np.array(one["depths"], np.float64)
+            mass = 1 / (1 + np.exp(-logits))
             emitted, confidence = np.array([one["emitted"], one["confidence"]], np.float64)  # None becomes NaN
-            if not (np.isfinite(features).all() and emitted >= 1):
+            if not (mass.shape == depths.shape == (mass.size,) and np.isfinite(mass + depths).all() and emitted >= 1):
                 raise ValueError("a round has nodes and emits a token or more")
-            recent.add(features, float(emitted), float(confidence), weight / len(rounds))
+            recent.add(mass, depths, float(emitted), float(confidence), weight / len(rounds))
         return recent
 
 
-def sides(mass: Floats | Array) -> tuple[Array, Array]:
+def sides(mass: Mass) -> tuple[Array, Array]:
     """`[N]` log mass, and -log(1 - mass). Their sum is its logit."""
     known = np.minimum(np.maximum(mass.astype(np.float64), FAINTEST), SURE)
     return np.log(known), -np.log1p(-known)
 
 
-def features_of(mass: Floats | Array, depths: Ints | Array) -> Array:
+def features_of(mass: Mass, depths: Depths) -> Array:
     """`[N, 4]`: 1, the two `sides` of the mass, depth - 1."""
     features = np.ones((len(mass), 4))
     features[:, 1], features[:, 2] = sides(mass)

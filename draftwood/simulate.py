@@ -126,7 +126,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
         if drafts and not drafted:
             record.seconds["draft"] += costs.resume_s
         drafted = drafts
-        model.observe(record)
+        model.observe(record, position=costs.position)
         model.charge(record, costs.plain_s)
         played.clipped += _clipped(tree, record.draft)
         tokens = min(1 + record.accepted, end - at)

@@ -81,12 +81,16 @@ class Average:
     def costs(self, n_max: int, context: int, positions: int | None = None) -> Costs:
         found, host = self.model.costs(n_max, context), self.host.costs(n_max, context)
         draft, verify, aux = (self.scale[part] for part in PARTS)
+        position_s = 0.0
         if positions is not None and self.of_draft:
-            draft = float(np.interp(positions, list(self.of_draft), list(self.of_draft.values())))
+            asked, ratios = list(self.of_draft), list(self.of_draft.values())
+            draft = float(np.interp(positions, asked, ratios))
+            position_s = found.draft_s * max(ratios[-1] - ratios[0], 0.0) / max(asked[-1] - asked[0], 1)
         by_width = np.array([self.of_width.get(n, verify) for n in range(len(found.verify_s))])
         verify_s = by_width * found.verify_s
         plain_s = float(verify_s[0] + found.plain_s - found.verify_s[0])
-        return Costs(plain_s, draft * found.draft_s, aux * host.aux_s, verify_s, resume_s=draft * found.resume_s)
+        draft_s, resume_s = draft * found.draft_s, draft * found.resume_s
+        return Costs(plain_s, draft_s, aux * host.aux_s, verify_s, resume_s=resume_s, position_s=position_s)
 
 
 def _ratios(pairs: Mapping[Kind, Sequence[tuple[float, float]]], least: int) -> dict[Kind, float]:

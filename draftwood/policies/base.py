@@ -30,11 +30,17 @@ class Costs:
     verify_s: NDArray[np.float64]  # [n_max + 1] T_verify(1 + n, context)
     requests: int = 1  # that share the round
     resume_s: float = 0.0  # what a draft after a pause takes beyond draft_s
+    position_s: float = 0.0  # what a draft takes for one more position
 
     @property
     def resume(self) -> float:
         """`resume_s` in plain steps."""
         return self.resume_s / self.plain_s
+
+    @property
+    def position(self) -> float:
+        """`position_s` in plain steps."""
+        return self.position_s / self.plain_s
 
     @cached_property
     def round_s(self) -> NDArray[np.float64]:
@@ -57,7 +63,7 @@ class Costs:
             return self
         verify_s = self.verify_s[held:] - (self.verify_s[held] - self.verify_s[tokens])
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
-        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests, self.resume_s)
+        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests, self.resume_s, self.position_s)
 
 
 @dataclass(frozen=True, slots=True)

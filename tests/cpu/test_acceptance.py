@@ -533,15 +533,25 @@ def test_the_depth_worth_drafting_follows_how_long_paths_are() -> None:
     model = AcceptanceModel()
     for _ in range(TRIALS):
         assert model.depth is None
-        model.observe(a_round(chain(8), 5))
-    assert model.depth == 5
+        model.observe(a_round(chain(8), 4))
+    assert model.depth == 5, "one more than any path had"
     model.observe(a_round(chain(5), 5))
     assert model.depth == 8, "all of it was used: there may be more"
-    model.observe(a_round(chain(8), 7))
-    assert model.depth == 5, "one longer path is luck"
+    model.observe(a_round(chain(8), 3))
+    assert model.depth == 6
     for _ in range(60):
         model.observe(a_round(chain(3), 0))
     assert model.depth == 3, "a look must be able to show better"
+
+
+def test_drafts_are_shallower_where_positions_are_dear() -> None:
+    depths = []
+    for price in (0.0, 0.002, 0.02, 0.2):  # plain steps
+        model = AcceptanceModel()
+        for accepted in [7] + [6] * 2 + [4] * 8 + [2] * 24:
+            model.observe(a_round(chain(12), accepted), position=price)
+        depths.append(model.depth)
+    assert depths == [8, 7, 3, 3], "one more than the longest path; the second longest; the longest but eleven; any"
 
 
 def test_the_width_worth_drafting_follows_what_trees_use() -> None:
