@@ -335,6 +335,29 @@ def test_drafts_after_a_pause_are_learned_apart_once_others_are_known() -> None:
     assert latency.costs(8, 100).draft_s > 1.01 * before.draft_s
 
 
+def test_what_one_more_position_takes_is_learned_from_drafts_of_different_depths() -> None:
+    latency, rng = model(), np.random.default_rng(0)
+    assert latency.costs(8, 100).position_s == 0
+    for i in range(300):
+        round, positions = a_round(4, 0.02), 3 + i % 6
+        draft_s = (2e-3 + 1e-4 * positions) * np.exp(0.05 * rng.normal())
+        latency.observe(replace(round, seconds={**round.seconds, "draft": draft_s}, positions=positions))
+    costs = latency.costs(8, 100)
+    assert costs.position_s == pytest.approx(1e-4, rel=0.3)
+    assert costs.beside(2).position_s == costs.position_s and costs.position == costs.position_s / costs.plain_s
+    restored = model()
+    restored.restore(json.loads(json.dumps(latency.to_json())))
+    assert restored.costs(8, 100).position_s == pytest.approx(costs.position_s, rel=0.1)
+
+
+def test_drafts_that_are_all_as_deep_say_nothing_of_what_a_position_takes() -> None:
+    latency = model()
+    for factor in (1.0, 1.1, 0.9, 50.0) * 10:
+        round = a_round(4, 0.02)
+        latency.observe(replace(round, seconds={**round.seconds, "draft": factor * 0.007}, positions=8))
+    assert latency.costs(8, 100).position_s == 0
+
+
 def test_a_width_never_run_is_not_believed_cheaper_than_a_narrower_one_that_was() -> None:
     latency = model()
     for _ in range(20):
