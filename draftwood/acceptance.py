@@ -85,7 +85,7 @@ class AcceptanceModel:
         Where growing on pays, trees end with nodes of about the same mass, and few with less. A tree of which all
         was verified says that too little was grown: else what was not grown would never be seen to be missing.
         """
-        return 0.0 if len(self._faintest) < TRIALS else 0.9 * sorted(self._faintest)[len(self._faintest) // 4]
+        return 0.0 if len(self._faintest) < TRIALS else 0.45 * sorted(self._faintest)[len(self._faintest) // 4]
 
     @property
     def depth(self) -> int | None:

@@ -31,7 +31,7 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    slack: float = 0.01  # of the best rate, of a request alone: the largest of many estimates owes that to luck
+    slack: float = 0.005  # of the best rate, of a request alone: the largest of many estimates owes that to luck
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
     hysteresis: float = 0.02  # of gain, to draft again after a pause: prices waver by as much, and resuming costs
     margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
