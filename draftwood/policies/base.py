@@ -63,7 +63,7 @@ class Costs:
             return self
         verify_s = self.verify_s[held:] - (self.verify_s[held] - self.verify_s[tokens])
         plain_s = self.plain_s + float(self.verify_s[tokens] - self.verify_s[0])
-        return Costs(plain_s, self.draft_s, self.aux_s[:-held], verify_s, requests, self.resume_s, self.position_s)
+        return replace(self, plain_s=plain_s, aux_s=self.aux_s[:-held], verify_s=verify_s, requests=requests)
 
 
 @dataclass(frozen=True, slots=True)

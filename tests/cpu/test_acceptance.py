@@ -573,7 +573,7 @@ def test_what_is_worth_growing_follows_what_trees_end_with() -> None:
     assert model.faint == 0.0
     for _ in range(48):
         model.observe(a_round(chain(3)))
-    assert 0.125 / 3 < model.faint < 0.125, "somewhat less than what trees end with"
+    assert 0.125 / 2.5 < model.faint < 0.125 / 2, "somewhat less than half of what trees end with"
     for _ in range(48):
         model.observe(a_round(chain(6)))
     assert model.faint < 0.016
