@@ -1,9 +1,9 @@
 """Sample and walk: the one acceptance rule, exact at every temperature.
 
 At each visited node the target draws its own token y from its processed distribution there. If y is a child
-the walk goes on from that child; if not, y is the bonus token and the round ends. Every emitted token is a
-draw from the target, so the output has the target's distribution whatever the tree (methods: DDTree,
-arXiv 2604.12989 §4; it needs trees that do not depend on the draws, which ours do not).
+the walk goes on from that child; if not, y is the bonus token and the round ends (methods: DDTree, arXiv 2604.12989
+§4). What decides the draw at a position is fixed beforehand (`noise.py`), so the text is the one that plain decoding
+writes with the same seed, whatever the tree; a tree may even depend on the draws to come (`foresight.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftwood.tree import Floats, Tree
+from draftwood.tree import Tree
 
 # (node, tokens on the path to it) -> the target's token after that node
 Draw = Callable[[int, Sequence[int]], int]
@@ -33,7 +33,6 @@ class Verdict:
     accepted: list[int]  # the tokens of `path`
     bonus: int
     likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if asked for
-    reach: Floats | None = None  # [N] the target's probability of each node's path, if asked for
     confidence: float | None = None  # see `Round.confidence`, if asked for
 
     @property

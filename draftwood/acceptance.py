@@ -39,7 +39,6 @@ WORTH = 12.0  # times its price that a position must bring if all tokens behind 
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
 STEADY = 4  # the outlook is formed anew when the rounds behind it grew by one in so many
 TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
-FEW = 12.0  # recent drafted rounds, in the outlook, that are few
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 RECALLED = 4.0  # the same of texts of an earlier process, which may have been of another kind
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
@@ -72,11 +71,6 @@ class AcceptanceModel:
         self._verified = np.zeros(0, np.int64), np.zeros(0)  # nodes of the rounds behind it, and what each weighs
         self._usual = float("nan")  # the target's confidence where it was drafted
         self._unjudged = 0  # rounds since it was formed that may have changed it
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether so little was seen of late that luck decides: then it helps to know what might have been drawn."""
-        return self._recent.weight < FEW
 
     @property
     def faint(self) -> float:
@@ -256,7 +250,7 @@ class AcceptanceModel:
         # What was seen long ago says little, however few rounds were drafted since: a look after a long pause
         # weighs more, though never more than everything before it.
         self._recent.fade(max(RECENT ** (1 + self._idle), 1 / max(self._recent.weight, 1.0)))
-        self._recent.add(round.mass, round.depths, 1 + round.fair, self._text.now(self._recent.confidence))
+        self._recent.add(round.mass, round.depths, 1 + round.accepted, self._text.now(self._recent.confidence))
         self._seen = RECENT * self._seen + 1
         self._own += 1
         self._since += 1
@@ -323,9 +317,7 @@ def temperature_bucket(temperature: float) -> float:
 
 
 def _accepted(round: Round) -> Array:
-    """`[n]`: which nodes were accepted or, if that is known, how likely each was to be."""
-    if round.reach is not None:
-        return round.reach.astype(np.float64)
+    """`[n]`: 1 for each node that was accepted."""
     accepted = np.zeros(round.n)
     accepted[np.array(round.path, np.int64) - 1] = 1
     return accepted

@@ -291,7 +291,6 @@ def _record(
         draft=proposal.draft if proposal else None,
         positions=proposal.positions if proposal else None,
         grown=len(proposal.tree) if proposal else None,
-        reach=verdict.reach,
         confidence=verdict.confidence,
     )
 

@@ -47,9 +47,10 @@ class Engine:
         offline: ConvexCosts | None = None,
         remember: Callable[[], None] = lambda: None,
         backend: str = "auto",
+        foresight: bool = True,
     ) -> None:
         """`latency` is of batches of one; `offline` prices policies that need convex costs; `remember` is called when a
-        run ends.
+        run ends. Without `foresight` trees know nothing of draws to come, as in the papers: the same texts, later.
 
         `backend` is auto (the device where it is a GPU and can run all of a request's rounds), host or device.
 
@@ -62,6 +63,7 @@ class Engine:
         self._acceptance: dict[tuple[str, float], AcceptanceModel] = {}
         self._latencies = {1: latency}
         self._asked, self.device = backend, Device(target, drafter)
+        self.foresight = foresight
         check_one_of("backend", backend, BACKENDS)
         if backend == "device" and (reason := self.device.declines(policy, None)):
             raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
@@ -71,14 +73,22 @@ class Engine:
         """Let the target give what this engine's drafter reads. Before each round: engines may share a target."""
         self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
-    def fresh(self) -> Engine:
+    def fresh(self, foresight: bool | None = None) -> Engine:
         """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ.
 
-        What it learns is remembered by nobody.
+        What it learns is remembered by nobody. It has as much `foresight` as this one, unless that is said.
         """
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
         prices = {requests: model.copy() for requests, model in self._latencies.items()}
-        made = Engine(self.target, drafter, self.policy, prices[1], self._offline, backend=self._asked)
+        made = Engine(
+            self.target,
+            drafter,
+            self.policy,
+            prices[1],
+            self._offline,
+            backend=self._asked,
+            foresight=self.foresight if foresight is None else foresight,
+        )
         made._latencies = prices
         return made
 
@@ -159,7 +169,8 @@ class Engine:
         end = min(self.target.context_limit, len(prompt) + int(max_new_tokens))
         acceptance = self.acceptance(policy.name, sampling.temperature)
         sampler = Sampler(sampling, prompt, rule)
-        return Request(sampler, len(prompt), end, policy, acceptance, stop_ids)
+        foresees = self.foresight and not sampling.greedy
+        return Request(sampler, len(prompt), end, policy, acceptance, stop_ids, foresees=foresees)
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise BadInput for a request that cannot be served."""

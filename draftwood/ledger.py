@@ -47,4 +47,4 @@ class Ledger:
         self.spent = KEPT * self.spent + steps
         self.saved *= KEPT
         if round.drafted:
-            self.saved += 1 + round.fair - steps
+            self.saved += 1 + round.accepted - steps

@@ -215,6 +215,10 @@ class LLM:
         """The same models, for comparisons: nothing learned from texts, and prices that it corrects for itself."""
         return LLM(self.engine.fresh(), self.tokenizer)
 
+    def blind(self) -> LLM:
+        """The same models without foresight, as the papers have it, for comparisons: the same texts, later."""
+        return LLM(self.engine.fresh(foresight=False), self.tokenizer)
+
     def with_drafter(self, drafter: registry.Named) -> LLM:
         """The same target with other drafters, for comparisons. Raises BadInput, BadModel."""
         return LLM(build_engine(self.target, drafter, self.engine.policy), self.tokenizer)

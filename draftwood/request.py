@@ -24,6 +24,7 @@ class Request:
     acceptance: AcceptanceModel  # of requests of its kind
     stop_ids: frozenset[int] = frozenset()
     likelihoods: int | None = None  # how many alternatives are told of each token; None: not even its own likelihood
+    foresees: bool = False  # whether its trees know the noise of its draws (`foresight.py`)
     filled: int = 0  # tokens in the caches
     finished: bool = False
     start: float = field(default_factory=perf_counter)

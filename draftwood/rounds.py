@@ -18,6 +18,7 @@ from draftwood.cache import KVCache, Row
 from draftwood.clock import Clock
 from draftwood.drafters import base
 from draftwood.errors import BadModel
+from draftwood.foresight import foreseen
 from draftwood.memory import require_request
 from draftwood.native import candidates as compiled
 from draftwood.plan import Verified
@@ -131,6 +132,8 @@ class HostRounds:
             asks = list(map(self._asks, asked))
             found = self._drafter.draft(asks)
         with clock("grow"):
+            pairs = zip(found, asked, strict=True)
+            found = [foreseen(draft, one.sampler.ahead) if one.foresees else draft for draft, one in pairs]
             trees = list(map(grown, asked, found))
             self._require_known(trees, self._drafter.name)
         positions = (ask.depth if self._deepens else None for ask in asks)
@@ -252,21 +255,11 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
         return None
     draw, top = _drawn(part.request.sampler, logits), part.request.likelihoods
     verdict = Verdict([], [], draw(len(logits) - 1, [])) if part.known else accept(part.tree, draw)
-    if _asks(part, logits):
-        verdict = replace(verdict, reach=compiled.reached(logits, part.tree, part.request.sampler.sampling))
     if _heeds(part):
         verdict = replace(verdict, confidence=confidence(logits, [0, *verdict.path]))
     if top is None:
         return verdict
     return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
-
-
-def _asks(part: Part, logits: Tensor) -> bool:
-    """Whether it helps to know what the draws could have been, and costs little: some passes over rows of logits."""
-    request, sampler = part.request, part.request.sampler
-    if sampler.sampling.greedy or sampler.shaped or part.known or not len(part.tree):
-        return False
-    return request.policy.calibrated and request.acceptance.doubtful and compiled.takes(logits)
 
 
 def _heeds(part: Part) -> bool:
@@ -281,7 +274,7 @@ def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
         return lambda node, path: sampler.draw(logits[node], path)
     if sampler.plain:
         return lambda node, path: compiled.choice(logits, node)
-    return lambda node, path: compiled.drawn(logits, node, sampler.sampling, sampler.quantile(path))
+    return lambda node, path: compiled.drawn(logits, node, sampler.sampling, int(sampler.keys(len(path))[0]))
 
 
 def confidence(logits: Tensor, rows: Sequence[int]) -> float:

@@ -1,7 +1,7 @@
 """Sampling parameters, the processed distribution they define, and one counter-based draw per position.
 
-The order of the rules is that of transformers: repetition penalty, temperature, top-k, top-p, min-p. A draw
-depends on (seed, position) alone, so a seed gives the same text under every policy and every tree width.
+The order of the rules is that of transformers: repetition penalty, temperature, top-k, top-p, min-p. What decides a
+draw (`noise.py`) depends on seed and position alone, so a seed gives the same text under every policy and tree width.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwood.errors import BadInput
+from draftwood.noise import HOTTEST, Ahead, Ints, keys, perturbed
 
 if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch the parameters still import
     from torch import Tensor
 
-AT_ONCE = 16  # positions whose draws are decided together: to set a generator up takes longer than its numbers
+AT_ONCE = 32  # positions whose keys are made together: to set a generator up takes longer than its numbers
 
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
 Rule = Callable[[list[int], "Tensor"], "Tensor"]
@@ -92,23 +92,6 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to this seed and position."""
-    return float(uniforms(seed, position, 1)[0])
-
-
-def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
-    """`uniform` at the positions from `start` on, `[count]`: Philox, counter-based, four numbers for each."""
-    bits = np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4]
-    return np.asarray((bits >> np.uint64(11)) * 2.0**-53, np.float64)
-
-
-def invert(scores: Tensor, u: float) -> int:
-    """The token at quantile `u` of softmax(scores) [V]; never one of probability 0."""
-    mass = scores.double().softmax(-1).cumsum(-1)
-    return int((mass <= u * mass[-1]).sum())
-
-
 class Sampler:
     """Draws the tokens of one request from the target's logits, at any node of a tree."""
 
@@ -116,7 +99,7 @@ class Sampler:
         self.sampling = sampling
         self.tokens = list(prompt)  # everything committed
         self._rule = rule
-        self._quantiles: tuple[int, list[float]] = 0, []  # of draws at positions from the first number on
+        self._start, self._keys = 0, np.zeros(0, np.int64)  # of positions from the first number on
 
     @property
     def shaped(self) -> bool:
@@ -128,21 +111,24 @@ class Sampler:
         """Whether what is drawn is always the largest logit."""
         return self.sampling.greedy and not self.shaped
 
-    def quantile(self, path: Sequence[int]) -> float:
-        """What decides the draw of the token after the committed ones and `path`."""
-        position = len(self.tokens) + len(path)
-        start, known = self._quantiles
-        if not start <= position < start + len(known):
-            start, known = position, uniforms(self.sampling.seed, position, AT_ONCE).tolist()
-            self._quantiles = start, known
-        return known[position - start]
+    def keys(self, ahead: int, count: int = 1) -> Ints:
+        """`[count]` of the draws from the one on that is `ahead` tokens behind the committed ones (`noise.py`)."""
+        start = len(self.tokens) + ahead - self._start
+        if not 0 <= start <= len(self._keys) - count:
+            self._start, start = len(self.tokens) + ahead, 0
+            self._keys = keys(self.sampling.seed, self._start, count + AT_ONCE)
+        return self._keys[start : start + count]
+
+    def ahead(self, depths: int) -> Ahead:
+        """The noise of so many draws to come."""
+        return Ahead(self.keys(0, depths), min(self.sampling.temperature, HOTTEST))
 
     def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
         """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""
         scores = self.process(logits, path)
         if self.sampling.greedy:
             return int(scores.max(0).indices)  # the first of equals, as argmax, in a quarter of its time
-        return invert(scores, self.quantile(path))
+        return int(perturbed(scores[None], self.keys(len(path))).argmax())
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """Scores [V] whose softmax is the processed distribution (greedy: whose argmax is the choice)."""

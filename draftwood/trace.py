@@ -30,18 +30,12 @@ class Round:
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
     positions: int | None = None  # that the drafter was asked for; None: not known, or it makes no difference
     grown: int | None = None  # nodes that it was chosen from; None: not known
-    reach: Floats | None = None  # [n] the target's probability of each node's path; None: only its draws are known
     confidence: float | None = None  # the target's probability of its likeliest token, on average of visited nodes
 
     @property
     def accepted(self) -> int:
         """Nodes accepted."""
         return len(self.path)
-
-    @property
-    def fair(self) -> float:
-        """The same without the luck of the draws, where that is known: nodes that were to be expected."""
-        return self.accepted if self.reach is None else float(self.reach.sum())
 
     @property
     def width(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import exp, inf, log
 from typing import TypeAlias
 
 import numpy as np
 
+from draftwood.noise import Ahead
 from draftwood.tree import Child, Floats, Lattice, Tree
 
 Place: TypeAlias = tuple[int, int]  # depth of the node's children from 0 on, and its token
@@ -20,17 +22,17 @@ class Trellis:
 
     faint = 0.0
 
-    def __init__(self, lattice: Lattice, pairs: Floats, grow: Grow | None = None) -> None:
+    def __init__(self, lattice: Lattice, pairs: Floats, grow: Grow | None = None, ahead: Ahead | None = None) -> None:
         """`pairs` `[D - 1, K, K]`: log p(tokens[d + 1, b] | tokens[d, a]), exact like the lattice's own.
 
-        `grow` gives the tree that asking for children would, if there is a quicker way.
+        `grow` gives the tree that asking for children would, if there is a quicker way. The noise of draws `ahead`
+        falls on all rows, which are weighed anew where they are looked at (`foresight.py`).
         """
         depth, width = lattice.tokens.shape
         assert pairs.shape == (max(depth - 1, 0), width, width), (
             f"{pairs.shape} are no pairs of a lattice {depth, width}"
         )
-        self.lattice, self.grow = lattice, grow
-        self.pairs = np.minimum(pairs, 0.0)  # a sure candidate's can be rounded to just above 0
+        self.lattice, self.pairs, self.grow, self.ahead = lattice, pairs, grow, ahead
         self._rows: dict[Place, tuple[list[int], list[float]]] = {}
 
     def __len__(self) -> int:
@@ -45,12 +47,16 @@ class Trellis:
         return row
 
     def _sorted(self, depth: int, before: int) -> tuple[list[int], list[float]]:
-        ranks = np.flatnonzero(self.lattice.tokens[depth - 1] == before)
-        if not depth or not len(ranks):
-            return self.lattice.row(depth, before)
-        given = self.pairs[depth - 1, int(ranks[0])]
-        order = (-given).argsort(kind="stable")  # NaN last
-        return self.lattice.tokens[depth, order].tolist(), given[order].tolist()
+        tokens = self.lattice.tokens
+        ranks = np.flatnonzero(tokens[depth - 1] == before).tolist() if depth else []
+        given = self.pairs[depth - 1, ranks[0]] if ranks else self.lattice.logp[depth]
+        given = np.minimum(given, 0.0)  # a sure candidate's can be rounded to just above 0
+        if self.ahead is None:
+            order = (-given).argsort(kind="stable")  # NaN last
+            return tokens[depth, order].tolist(), given[order].tolist()
+        sums, total = weighed(given.tolist(), self.ahead.row(depth, tokens[depth].tolist()))
+        ranked = sorted(range(len(sums)), key=lambda rank: -sums[rank])
+        return tokens[depth, ranked].tolist(), [sums[rank] - total for rank in ranked]
 
     def start(self) -> Place:
         return 0, -1
@@ -65,6 +71,16 @@ class Trellis:
 
     def step(self, place: Place, token: int) -> Place:
         return place[0] + 1, token
+
+
+def weighed(logp: Sequence[float], noise: Sequence[float]) -> tuple[list[float], float]:
+    """Log-probabilities with noise, and the log of what they sum to beside the rest, which has its share without any.
+
+    What is dead, or not a number, stays so.
+    """
+    logp = [min(x, 0.0) if x > -inf else -inf for x in logp]
+    sums = [x + g for x, g in zip(logp, noise, strict=True)]
+    return sums, log(sum(map(exp, sums)) + max(1 - sum(map(exp, logp)), 0.0))
 
 
 Block: TypeAlias = Lattice | Trellis  # what one block of a drafter predicts

@@ -8,9 +8,10 @@ import numpy as np
 
 from draftwood.accept import accept
 from draftwood.acceptance import AcceptanceModel
+from draftwood.foresight import foreseen
 from draftwood.latency import LatencyModel, Machine, Work
+from draftwood.noise import Ahead, gumbel, keys
 from draftwood.policies.bastion import Bastion
-from draftwood.sampling import uniform
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree, root_only
 
@@ -46,9 +47,8 @@ def draft(model: Model, context: list[int], root: int, depth: int = 6, width: in
 
 
 def sample(logits: np.ndarray, position: int) -> int:
-    """The engine's sampler. A draw that belongs to (seed, position) makes one text of a seed under every policy."""
-    p = np.exp(logits - logits.max()).cumsum()
-    return int(np.searchsorted(p, uniform(SEED, position) * p[-1], side="right"))
+    """The engine's sampler. Noise of seed, position and token makes one text of a seed under every policy."""
+    return int((logits + gumbel(keys(SEED, position, 1), np.arange(VOCAB))).argmax())
 
 
 class Speculation:
@@ -68,6 +68,8 @@ class Speculation:
         drafts = self.policy.drafts(self.acceptance.outlook(costs))
         lattice = draft(model, context, root) if drafts else None
         times.append(perf_counter())
+        if lattice is not None:  # the noise of draws to come is known; the temperature is 1
+            lattice = foreseen(lattice, lambda depths: Ahead(keys(SEED, len(text), depths), heat=1.0))
         tree = root_only(root) if lattice is None else self.policy.grow(lattice, root)
         mass = self.acceptance.calibrate(tree.mass[1:], tree.depths[1:])
         tree = tree[: self.policy.choose(mass, costs)]

@@ -54,7 +54,10 @@ def bench(
     drafter: Drafter = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Another drafter that every policy runs with, such as ngram+recycling; may be repeated."),
+        typer.Option(
+            help="Another drafter that every policy runs with, such as ngram+recycling, or blind: the same without "
+            "foresight; may be repeated."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")] = False,

@@ -24,6 +24,7 @@ from draftwood.llm import LLM, load
 from draftwood.recording import Header
 from draftwood.sampling import Sampling
 
+BLIND = "blind"  # among `--against`: no other drafter, but no foresight
 RECORD = "record"  # the policy whose rounds make a trace complete
 DRAFT_CONTEXTS = (0, 4096)  # between which a draft's work is linear, or nearly so
 
@@ -67,7 +68,8 @@ def rivals(llm: LLM, options: BenchOptions) -> dict[str, LLM]:
     specs = list(dict.fromkeys([first, *options.against]))
     short = [label(spec) for spec in specs]
     labels = short if len(set(short)) == len(short) else specs
-    return dict(zip(labels, [llm, *map(llm.with_drafter, specs[1:])], strict=True))
+    others = [llm.blind() if spec == BLIND else llm.with_drafter(spec) for spec in specs[1:]]
+    return dict(zip(labels, [llm, *others], strict=True))
 
 
 def measured(llm: LLM, prompts: list[Prompt], options: BenchOptions, rivals: Mapping[str, LLM]) -> Summary:

@@ -1,8 +1,7 @@
 """The target's own token at every node, on the device: `sampling.py` for rows of logits, token for token.
 
-The uniform numbers are made on the host, all of an answer at once, by the generator that the host's draws use, and
-wait in a buffer that is read by position. That is exact without a second implementation of Philox, and one copy of
-8 bytes per token of the answer.
+The keys of the noise are made on the host, all of an answer at once, and wait in a buffer that is read by position. So
+there is no second implementation of Philox, for one copy of 8 bytes per token of the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.sampling import Sampling, uniforms
+from draftwood.drafters.base import Candidates
+from draftwood.noise import HOTTEST, gumbel_of, keys, perturbed
+from draftwood.sampling import Sampling
 
 ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide tree over a large vocabulary
 
@@ -36,21 +37,22 @@ class Dice:
 
     def __init__(self, positions: int, vocab: int, device: torch.device) -> None:
         self.kind = Kind(greedy=True, penalty=False, cut=False)
+        self.foresees = False  # whether drafts know the noise
         self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)  # tokens of prompt and answer so far
-        self.uniforms = torch.zeros(positions, dtype=torch.float64, device=device)  # by position in the text
+        self.keys = torch.zeros(positions, dtype=torch.int64, device=device)  # by position in the text
         self._temperature, self._top_p, self._min_p, self._penalty = (
             torch.ones((), dtype=torch.float64, device=device) for _ in range(4)
         )
         self._top_k = torch.ones((), dtype=torch.int64, device=device)
 
-    def reset(self, sampling: Sampling, tokens: list[int]) -> None:
+    def reset(self, sampling: Sampling, tokens: list[int], foresees: bool = False) -> None:
         """Start an answer after `tokens`, the prompt and everything committed."""
-        vocab = len(self.seen)
+        vocab, self.foresees = len(self.seen), foresees
         self.kind = Kind.of(sampling, vocab)
         self.seen.zero_()
         self.observe(torch.tensor(tokens, device=self.seen.device))
         if not sampling.greedy:
-            self.uniforms.copy_(torch.from_numpy(uniforms(sampling.seed, 0, len(self.uniforms))))
+            self.keys.copy_(torch.from_numpy(keys(sampling.seed, 0, len(self.keys))))
             self._temperature.fill_(sampling.temperature)
         self._top_k.fill_(sampling.top_k if 0 < sampling.top_k < vocab else vocab)
         self._top_p.fill_(sampling.top_p)
@@ -72,6 +74,20 @@ class Dice:
         parts = zip(logits.split(ROWS), positions.split(ROWS), tokens[line].split(ROWS), strict=True)
         return torch.cat([self._draw(*part) for part in parts])
 
+    def foreseen(self, draft: Candidates, position: Tensor) -> Candidates:
+        """What `foresight.py` makes of candidates, the first of which are to be drawn at `position` []."""
+        if not self.foresees:
+            return draft
+        at = position + torch.arange(len(draft.tokens), device=position.device)
+        keys = self.keys[at.clamp_max(len(self.keys) - 1)]
+        noise = self._temperature.clamp_max(HOTTEST) * gumbel_of(keys[:, None], draft.tokens)
+        logp, order = weighed(draft.logp, noise).sort(dim=-1, descending=True, stable=True)
+        tokens, pairs = draft.tokens.gather(1, order), draft.pairs
+        if pairs is not None:
+            pairs = weighed(pairs, noise[1:, None])
+            pairs = pairs.gather(1, order[:-1, :, None].expand_as(pairs)).gather(2, order[1:, None].expand_as(pairs))
+        return Candidates(tokens, logp, pairs)
+
     def _draw(self, logits: Tensor, positions: Tensor, path: Tensor) -> Tensor:
         scores = logits.double() if logits.dtype == torch.float64 else logits.float()
         if self.kind.penalty:
@@ -79,7 +95,7 @@ class Dice:
             scores = torch.where(seen, self._penalized(scores), scores)
         if self.kind.greedy:
             return scores.argmax(-1)
-        return invert(self._warp(scores), self.uniforms[positions])
+        return perturbed(self._warp(scores), self.keys[positions]).argmax(-1)
 
     def _penalized(self, scores: Tensor) -> Tensor:
         return torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
@@ -102,7 +118,10 @@ class Dice:
         return scores.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
 
 
-def invert(scores: Tensor, u: Tensor) -> Tensor:
-    """The tokens `[M]` at quantiles `u` [M] of softmax(scores) [M, V]; never one of probability 0."""
-    mass = scores.softmax(-1).cumsum(-1)
-    return torch.searchsorted(mass, u[:, None] * mass[:, -1:], right=True)[:, 0]
+def weighed(logp: Tensor, noise: Tensor) -> Tensor:
+    """`trellis.weighed` of rows `[..., K]`, in float32."""
+    logp = logp.double().nan_to_num(-torch.inf, 0.0, -torch.inf).clamp_max(0)
+    sums = logp + noise
+    rest = (1 - logp.exp().sum(-1, keepdim=True)).clamp_min(0)
+    total: Tensor = sums - (sums.exp().sum(-1, keepdim=True) + rest).log()
+    return total.float()

@@ -182,7 +182,7 @@ class DeviceRounds:
             return None
         sampler = request.sampler
         token = sampler.draw(result.logits[-1])
-        state.reset(sampler.sampling, [*sampler.tokens, token], request.end)
+        state.reset(sampler.sampling, [*sampler.tokens, token], request.end, request.foresees)
         self._prepare()
         return token
 
@@ -226,7 +226,7 @@ class DeviceRounds:
         return (*self._key, "catch up"), self._stages.catch_up
 
     def _draft_stage(self) -> tuple[Hashable, Stage]:
-        return (*self._key, "draft"), self._stages.draft
+        return (*self._key, "draft ahead" if self._state.dice.foresees else "draft"), self._stages.draft
 
     def _verify_stage(self, width: int) -> tuple[Hashable, Stage]:
         return (*self._key, width, self._state.dice.kind), partial(self._stages.verify, width)

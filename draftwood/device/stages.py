@@ -80,6 +80,7 @@ class Stages:
         """A draft's tree into the buffers that `forward` and `accept` read."""
         state = self._state
         # A node at depth d can only be emitted if d more tokens fit before the bonus token.
+        draft = state.dice.foreseen(draft, state.length + 1)
         tree = self._grower(draft, state.root, state.end - state.length - 2, state.most)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))

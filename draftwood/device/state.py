@@ -48,17 +48,17 @@ class State:
         """The buffers that a round changes for good. Slots of the caches behind `length` are scratch."""
         return self.length, self.drafted, self.root, self.dice.seen
 
-    def reset(self, sampling: Sampling, tokens: list[int], end: int) -> None:
+    def reset(self, sampling: Sampling, tokens: list[int], end: int, foresees: bool) -> None:
         """Start after `tokens`, all of which but the last are in the caches; the text may have `end` in all."""
         for length in (self.length, self.drafted):
             length.fill_(len(tokens) - 1)
         self.root.fill_(tokens[-1])
         self.end.fill_(end)
-        self.dice.reset(sampling, tokens)
+        self.dice.reset(sampling, tokens, foresees)
 
     def nbytes(self) -> int:
         drafter = 0 if self.drafter is None else self.drafter.nbytes()
-        return self.kv.nbytes + self.owed.nbytes + drafter + self.dice.seen.nbytes + self.dice.uniforms.nbytes
+        return self.kv.nbytes + self.owed.nbytes + drafter + self.dice.seen.nbytes + self.dice.keys.nbytes
 
 
 class Report:

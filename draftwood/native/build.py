@@ -67,7 +67,7 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project", "reach"):
+        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.confidence.restype = ctypes.c_float
         for name in ("choice", "draw", "grow", "read_text"):

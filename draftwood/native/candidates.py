@@ -12,7 +12,6 @@ from torch import Tensor
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
 from draftwood.sampling import Sampling
-from draftwood.tree import Floats, Tree
 
 
 def takes(logits: Tensor) -> bool:
@@ -34,39 +33,26 @@ def confidence(logits: Tensor, row: int) -> float:
     return share
 
 
-def drawn(logits: Tensor, row: int, sampling: Sampling, quantile: float) -> int:
-    """The place at this quantile, from 0 to 1, of what temperature (above 0), top-k, top-p and min-p make of a row."""
+def drawn(logits: Tensor, row: int, sampling: Sampling, key: int) -> int:
+    """What is drawn under a key (`noise.py`) of what temperature (above 0), top-k, top-p and min-p make of a row."""
     logits = _in_line(logits)
     rules = _Rules.of(sampling, logits.shape[1])
-    place: int = operators().functions.draw(*_row(logits, row), byref(rules), c_double(quantile))
+    place: int = operators().functions.draw(*_row(logits, row), byref(rules), c_int64(key))
     if place < 0:
         raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
     return place
 
 
-def drawn_each(logits: Tensor, temperatures: Sequence[float], quantiles: Sequence[float]) -> Tensor:
-    """`[N]` places in rows of logits `[N, V]` at temperatures and quantiles of their own; at 0 the largest."""
+def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
+    """`[N]` places in rows of logits `[N, V]` at temperatures and under keys of their own; at 0 the largest."""
     logits, places = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    ways = [np.array(numbers, np.float64) for numbers in (temperatures, quantiles)]
-    at = [c_void_p(address) for address in (*(way.ctypes.data for way in ways), places.data_ptr())]
+    heat, under = np.array(temperatures, np.float64), np.array(keys, np.int64)
+    at = [c_void_p(address) for address in (heat.ctypes.data, under.ctypes.data, places.data_ptr())]
     first, sizes = c_void_p(logits.data_ptr()), map(c_int64, logits.shape)
     operators().functions.draw_each(first, *sizes, *at, torch.get_num_threads())
     if len(places) and int(places.min()) < 0:
         raise BadModel(f"Draws from {logits.shape[1]} tokens found no memory.")
     return places
-
-
-def reached(logits: Tensor, tree: Tree, sampling: Sampling) -> Floats:
-    """`[N]` probabilities that such draws walk as far as each node of a tree, by its `logits` [1 + N, V]."""
-    logits = _in_line(logits)
-    first, size = _row(logits, 0)
-    tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
-    out = np.empty(len(tokens))
-    at = [c_void_p(array.ctypes.data) for array in (tokens, parents, out)]
-    step, nodes, rules = c_int64(logits.stride(0)), c_int64(len(tokens)), _Rules.of(sampling, logits.shape[1])
-    if operators().functions.reach(first, step, size, byref(rules), *at[:2], nodes, at[2]):
-        raise BadModel(f"A tree of {len(tree)} nodes found no memory for its probabilities.")
-    return out[1:].astype(np.float32)
 
 
 class _Rules(Structure):

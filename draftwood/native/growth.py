@@ -22,12 +22,14 @@ def grown(draft: Trellis, root: int, n_max: int, most: float, barren: float) -> 
     """The same tree as by `draft.children`, to the bit."""
     candidates = np.ascontiguousarray(draft.lattice.tokens, np.int64)
     logp, pairs = (np.ascontiguousarray(part, np.float32) for part in (draft.lattice.logp, draft.pairs))
+    keys, heat = (None, 0.0) if draft.ahead is None else (draft.ahead.keys, draft.ahead.heat)
     room = 1 + max(n_max, 0)
     rows, costs = np.empty((3, room), np.int64), np.empty(room)
     rows[0, 0] = root
-    addresses = [c_void_p(array.ctypes.data) for array in (candidates, logp, pairs, rows, costs)]
+    arrays = (candidates, logp, pairs, keys, rows, costs)
+    addresses = [c_void_p(None if array is None else array.ctypes.data) for array in arrays]
     sizes = map(c_int64, (*candidates.shape, room - 1))
-    count = operators().functions.grow(*addresses, *sizes, c_double(most), c_double(barren))
+    count = operators().functions.grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths = rows[:, : 1 + count]

@@ -127,10 +127,11 @@ int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, cons
 }
 
 // Which tokens may be drawn: those of logits from `least` on, before the place `from` only of those above. They weigh exp of
-// how far they are below `most`, times `rate`.
+// how far they are below `most`, times `rate`, 1 / temperature as far as it is a number.
 typedef struct {
+    double temperature;
     float most, rate, least, above;  // `above` is the next number
-    int64_t from;
+    int64_t from, place;             // `place` is that of the largest
 } Draw;
 
 // A number's place among all, by size.
@@ -141,27 +142,7 @@ static inline uint16_t rank_of(bf16 x) {
 
 static inline float of_rank(uint16_t rank) { return up(rank & 0x8000 ? rank ^ 0x8000 : ~rank); }
 
-static inline vec weights(const Draw *draw, vec x, float least) {
-    vec power = (x - draw->most) * draw->rate;
-    return pick((x >= every(least)) & (power > every(FAINTEST)), exponential(power), every(0.0f));
-}
-
 static inline float least_at(const Draw *draw, int64_t place) { return place < draw->from ? draw->above : draw->least; }
-
-static inline float weight_at(const Draw *draw, const bf16 *row, int64_t place) {
-    return weights(draw, every(up(row[place])), least_at(draw, place))[0];
-}
-
-static double weight_between(const Draw *draw, const bf16 *row, int64_t start, int64_t stop) {
-    if (stop - start == CHUNK && least_at(draw, start) == least_at(draw, stop - 1)) {
-        vec lanes = {0};
-        for (int64_t i = start; i < stop; i += LANES) lanes += weights(draw, widen(row + i), least_at(draw, start));
-        return total((float *)&lanes);
-    }
-    double sum = 0.0;
-    for (int64_t i = start; i < stop; i++) sum += weight_at(draw, row, i);
-    return sum;
-}
 
 // The place behind the first `count` logits that are `value`.
 static int64_t behind(const bf16 *row, int64_t size, float value, int64_t count) {
@@ -170,7 +151,10 @@ static int64_t behind(const bf16 *row, int64_t size, float value, int64_t count)
     return i;
 }
 
-static double weight_of(const Draw *draw, int64_t rank) { return weights(draw, every(of_rank(rank)), -INFINITY)[0]; }
+static double weight_of(const Draw *draw, int64_t rank) {
+    float power = (of_rank(rank) - draw->most) * draw->rate;
+    return power > FAINTEST ? exponential(every(power))[0] : 0.0;
+}
 
 // What a draw goes by. As candidates.py lays it out.
 typedef struct {
@@ -207,71 +191,72 @@ static int cut(Draw *draw, const bf16 *row, int64_t size, const Rules *rules) {
 // A row's temperature and cuts. Returns 0, or 1 if memory ran out.
 static int prepare(Draw *draw, const bf16 *row, int64_t size, const Rules *rules) {
     double rate = 1.0 / rules->temperature;
-    *draw = (Draw){up(row[choice(row, size)]), rate < STEEPEST ? rate : STEEPEST, LOWEST, LOWEST, 0};
+    int64_t place = choice(row, size);
+    *draw = (Draw){rules->temperature, up(row[place]), rate < STEEPEST ? rate : STEEPEST, LOWEST, LOWEST, 0, place};
     return (rules->top_k < size || rules->top_p < 1.0 || rules->min_p > 0.0) && cut(draw, row, size, rules);
 }
 
-// The weight of all tokens, and of each chunk of them (unless null).
-static double weigh(const Draw *draw, const bf16 *row, int64_t size, double *chunks) {
-    double all = 0.0;
-    for (int64_t start = 0; start < size; start += CHUNK) {
-        double weight = weight_between(draw, row, start, start + CHUNK < size ? start + CHUNK : size);
-        if (chunks) *chunks++ = weight;
-        all += weight;
+// The most of CHUNK tokens from one on.
+static inline uint64_t most_bits(uint64_t key, int64_t token) {
+    words states, most = {0};
+    for (int l = 0; l < WORDS; l++) states[l] = state_of(key, token + l);
+    for (int i = 0; i < CHUNK; i += WORDS, states += WORDS * STEP) {
+        words bits = bits_in(states), more = (words)(bits > most);
+        most = (bits & more) | (most & ~more);
     }
-    return all;
+    uint64_t best = 0;
+    for (int l = 0; l < WORDS; l++) best = most[l] > best ? most[l] : best;
+    return best;
 }
 
-// The first place whose weight and that of all before it are more than this share of all.
-static int64_t place_at(const Draw *draw, const bf16 *row, int64_t size, double *chunks, double quantile) {
-    double left = quantile * weigh(draw, row, size, chunks);
-    int64_t start = 0, place = 0;
-    for (int64_t c = 0; c * CHUNK < size; left -= chunks[c++]) {
-        if (chunks[c] > 0.0) start = c * CHUNK;
-        if (chunks[c] > left) break;
+// No less than that, without a logarithm: -log(-log u) is below -log(1 - u), of which the power of two is enough.
+static inline double most_noise(uint64_t bits) { return M_LN2 * (__builtin_clzll((1ll << NOISE) - bits) - 10); }
+
+static inline double score_of(const Draw *draw, float x) { return (x - draw->most) / draw->temperature; }
+
+// A token and the sum of its score and its noise.
+typedef struct {
+    double sum;
+    int64_t place;
+} Drawn;
+
+// The largest sum of some tokens and of those before; few are near it, and only these take logarithms.
+static Drawn noisier(Drawn best, const Draw *draw, const bf16 *row, int64_t start, int64_t stop, uint64_t key) {
+    for (int64_t i = start; i < stop; i++) {
+        double score = score_of(draw, up(row[i]));
+        uint64_t bits = bits_of(key, i);
+        if (!(score + most_noise(bits) > best.sum) || !(up(row[i]) >= least_at(draw, i))) continue;
+        if (score + noise_of(bits) > best.sum) best = (Drawn){score + noise_of(bits), i};
     }
-    for (int64_t i = start; i < size && left >= 0.0; i++) {
-        float mine = weight_at(draw, row, i);
-        if (mine > 0.0f) place = i, left -= mine;
-    }
-    return place;
+    return best;
 }
 
-// The place at this quantile of what the rules make of logits [size]; -1 if memory ran out.
-int64_t draw(const bf16 *row, int64_t size, const Rules *rules, double quantile) {
+// The place of the largest sum of score and noise under a key; 0 if no token may be drawn. Where the largest logit is the
+// sum is mostly so large that hardly any other chunk could hold one that is larger.
+static int64_t noisiest(const Draw *draw, const bf16 *row, int64_t size, uint64_t key) {
+    int64_t first = draw->place / CHUNK * CHUNK, rest = size - size % CHUNK;
+    Drawn best = noisier((Drawn){-INFINITY, 0}, draw, row, first, first + CHUNK < size ? first + CHUNK : size, key);
+    for (int64_t start = 0; start < rest; start += CHUNK) {
+        float most = largest_of(row + start);
+        if (most >= draw->least && score_of(draw, most) + most_noise(most_bits(key, start)) > best.sum)
+            best = noisier(best, draw, row, start, start + CHUNK, key);
+    }
+    return noisier(best, draw, row, rest, size, key).place;
+}
+
+// What the rules make of logits [size], drawn under a key; -1 if memory ran out.
+int64_t draw(const bf16 *row, int64_t size, const Rules *rules, uint64_t key) {
     Draw draw;
-    double *chunks = malloc((size + CHUNK - 1) / CHUNK * sizeof *chunks);
-    int64_t place = !chunks || prepare(&draw, row, size, rules) ? -1 : place_at(&draw, row, size, chunks, quantile);
-    free(chunks);
-    return place;
+    return prepare(&draw, row, size, rules) ? -1 : noisiest(&draw, row, size, key);
 }
 
-// The same of each of several rows [rows, size], at temperatures and quantiles of their own; at temperature 0 the largest.
-void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const double *quantiles,
+// The same of each of several rows [rows, size], at temperatures and under keys of their own; at temperature 0 the largest.
+void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const uint64_t *keys,
                int64_t *places, int threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 8)
     for (int64_t r = 0; r < rows; r++) {
         const Rules rules = {temperatures[r], size, 1.0, 0.0};
         const bf16 *row = logits + r * size;
-        places[r] = temperatures[r] > 0.0 ? draw(row, size, &rules, quantiles[r]) : choice(row, size);
+        places[r] = temperatures[r] > 0.0 ? draw(row, size, &rules, keys[r]) : choice(row, size);
     }
-}
-
-// The probability of the path to each node of a tree, by what the rules make of its logits [nodes, size], whose rows are
-// `stride` apart. Entry 0 of tokens, parents and out [nodes] is the root's. Returns 0, or 1 if memory ran out.
-int reach(const bf16 *logits, int64_t stride, int64_t size, const Rules *rules, const int64_t *tokens,
-          const int64_t *parents, int64_t nodes, double *out) {
-    Draw draw;
-    int failed = 0;
-    out[0] = 1.0;
-    for (int64_t parent = 0; parent < nodes && !failed; parent++) {
-        const bf16 *row = logits + parent * stride;
-        double all = 0.0;  // of the row, once a child asks
-        for (int64_t i = parent + 1; i < nodes && !failed; i++) {
-            if (parents[i] != parent) continue;
-            if (all == 0.0 && !(failed = prepare(&draw, row, size, rules))) all = weigh(&draw, row, size, 0);
-            out[i] = all > 0.0 ? out[parent] * weight_at(&draw, row, tokens[i]) / all : 0.0;  // 0: not a number among them
-        }
-    }
-    return failed;
 }

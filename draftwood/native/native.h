@@ -102,6 +102,24 @@ static inline vec exponential(vec x) {
     return y * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
 }
 
+#define NOISE 52                 // bits of a token's noise
+#define STEP 0x9e3779b97f4a7c15  // between the states of two tokens' noise
+#define WORDS (LANES / 2)
+typedef uint64_t words __attribute__((vector_size(4 * LANES)));
+
+// The bits of the noise of tokens in these states, as noise.py has them.
+static inline words bits_in(words z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return (z ^ z >> 31) >> (64 - NOISE);
+}
+
+static inline uint64_t state_of(uint64_t key, int64_t token) { return key + (uint64_t)(token + 1) * STEP; }
+
+static inline uint64_t bits_of(uint64_t key, int64_t token) { return bits_in((words){state_of(key, token)})[0]; }
+
+static inline double noise_of(uint64_t bits) { return -log(-log((bits + 0.5) * 0x1p-52)); }
+
 static inline float total(const float *lanes) {
     float part[LANES];
     memcpy(part, lanes, sizeof part);

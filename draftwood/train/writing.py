@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from draftwood.device.mail import Mail, sent
 from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
-from draftwood.sampling import uniforms
+from draftwood.noise import keys, perturbed
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
@@ -192,36 +191,34 @@ def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> Mail:
     """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
     mail = Mail(len(rows), logits.device)
     heat = [row.temperature for row in rows]
-    u = [quantile(seed, row.job.number, len(row.tokens)) if row.temperature > 0 else 0.0 for row in rows]
+    under = [key(seed, row.job.number, len(row.tokens)) if row.temperature > 0 else 0 for row in rows]
     if compiled.takes(logits):
-        mail.buffer.copy_(compiled.drawn_each(logits, heat, u))
+        mail.buffer.copy_(compiled.drawn_each(logits, heat, under))
     else:
         mail.buffer.copy_(top_k(logits, 1)[1][:, 0])
         hot = [i for i, temperature in enumerate(heat) if temperature > 0]
         if hot:
-            _draw_hot(logits, mail.buffer, hot, [heat[i] for i in hot], [u[i] for i in hot])
+            _draw_hot(logits, mail.buffer, hot, [heat[i] for i in hot], [under[i] for i in hot])
     mail.send()
     return mail
 
 
-def _draw_hot(logits: Tensor, tokens: Tensor, hot: Sequence[int], heat: Sequence[float], u: Sequence[float]) -> None:
-    """Of the rows at `hot` the tokens at quantiles `u` at temperatures `heat`."""
-    places, temperatures, quantiles = (sent(values, logits.device) for values in (hot, heat, u))
+def _draw_hot(logits: Tensor, tokens: Tensor, hot: Sequence[int], heat: Sequence[float], under: Sequence[int]) -> None:
+    """The tokens of the rows at `hot`, at temperatures `heat` and under keys."""
+    places, temperatures, own = (sent(values, logits.device) for values in (hot, heat, under))
     few = FEW if logits.device.type == "cpu" else len(logits)
-    for some, heated, at in zip(places.split(few), temperatures.split(few), quantiles.split(few), strict=True):
-        mass = (logits[some].float() / heated[:, None]).softmax(-1).cumsum(-1)
-        found = torch.searchsorted(mass, at[:, None] * mass[:, -1:], right=True)[:, 0]
-        tokens[some] = found.clamp_max(logits.shape[-1] - 1).to(tokens.dtype)
+    for some, heated, keyed in zip(places.split(few), temperatures.split(few), own.split(few), strict=True):
+        tokens[some] = perturbed(logits[some].float() / heated[:, None], keyed).argmax(-1).to(tokens.dtype)
 
 
-def quantile(seed: int, job: int, place: int) -> float:
-    """The number from 0 to 1 that draws a job's token at this place."""
-    return _quantiles(seed, job, place // AHEAD)[place % AHEAD]
+def key(seed: int, job: int, place: int) -> int:
+    """What draws a job's token at this place."""
+    return _keys(seed, job, place // AHEAD)[place % AHEAD]
 
 
-@lru_cache(maxsize=4096)  # of all texts under way: a number by itself takes some microseconds
-def _quantiles(seed: int, job: int, block: int) -> list[float]:
-    return uniforms(hash_of(seed, job), block * AHEAD, AHEAD).tolist()
+@lru_cache(maxsize=4096)  # of all texts under way: a key by itself takes some microseconds
+def _keys(seed: int, job: int, block: int) -> list[int]:
+    return keys(hash_of(seed, job), block * AHEAD, AHEAD).tolist()
 
 
 def hash_of(seed: int, job: int) -> int:

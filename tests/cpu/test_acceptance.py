@@ -470,28 +470,6 @@ def test_a_machine_that_was_paused_is_no_loss() -> None:
     assert ledger.saved == 1 - ODD and ledger.affords
 
 
-def test_bad_luck_of_draws_is_no_loss_where_what_was_to_be_expected_is_known() -> None:
-    ledger, model = Ledger(), AcceptanceModel()
-    unlucky = replace(a_round(sure(1, 0.5)), seconds={"verify": 1.25}, reach=np.array([0.5], np.float32))
-    for _ in range(20):
-        ledger.enter(unlucky, plain_s=1.0)
-        model.observe(unlucky)
-    assert ledger.affords and ledger.saved > 0
-    prospect = model.prospect()
-    assert prospect is not None and prospect.tokens == pytest.approx(1.5, abs=0.02)
-    assert model.calibrate(unlucky.mass, unlucky.depths)[0] == pytest.approx(0.5, abs=0.02)
-
-
-def test_it_is_asked_for_while_luck_decides() -> None:
-    model = AcceptanceModel()
-    assert model.doubtful
-    for _ in range(40):
-        model.observe(a_round(sure(1, 0.5), 1))
-    assert not model.doubtful
-    model.turn()
-    assert model.doubtful, "another text may be of another kind"
-
-
 def test_what_was_lost_is_forgiven_as_plain_rounds_pass() -> None:
     ledger, lost = Ledger(), replace(a_round(sure(1, 0.5)), seconds={"verify": 1.5})
     while ledger.affords:

@@ -267,17 +267,6 @@ class Resting(Bastion):
         return False
 
 
-@pytest.mark.usefixtures("compiled")
-def test_rounds_know_what_draws_could_have_been_while_luck_decides() -> None:
-    made = engine(tiny_target(dtype=torch.bfloat16), Noisy("noisy", max_depth=3))
-    made.policy = Eager()
-    drawn = [step.round for step in made.run([1, 2, 3], 90, Sampling(0.8)) if step.round and step.round.n]
-    known = [round.reach is not None for round in drawn]
-    assert known == sorted(known, reverse=True) and 10 < sum(known) < len(known)
-    assert all(len(round.reach) == round.n and 0 <= round.fair <= round.n for round in drawn[: sum(known)])
-    assert all(step.round is None or step.round.reach is None for step in made.run([1, 2, 3], 20, Sampling()))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_rounds_know_how_sure_the_target_was_of_what_it_visited(dtype: torch.dtype) -> None:
     target, prompt = tiny_target(dtype=dtype), [1, 2, 3]

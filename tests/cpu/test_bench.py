@@ -338,6 +338,17 @@ def test_drafters_are_compared_on_one_target_each_with_its_own_taps(tmp_path, mo
     assert all(row["identical"] == 2 for row in summary.to_json()["policies"].values())
 
 
+def test_blind_is_the_same_drafter_without_foresight(monkeypatch) -> None:
+    monkeypatch.setattr(measure, "Transformers", Transformers)
+    target = tiny_target(vocab_size=257)
+    llm = LLM(build_engine(target, "ngram", registry.policy(TREE)), byte_tokenizer())
+    rivals = run.rivals(llm, BenchOptions(drafter=["ngram"], against=["blind"]))
+    assert [each.engine.foresight for each in rivals.values()] == [True, False] and list(rivals) == ["ngram", "blind"]
+    assert rivals["blind"].engine.drafter.name == "ngram" and rivals["blind"].fresh().engine.foresight is False
+    summary = measure.measure(llm, some_prompts(2), [TREE], Settings(12, temperature=1.0), rivals=rivals)
+    assert [row["identical"] for row in summary.to_json()["policies"].values()][1:] == [2, 2, 2]
+
+
 def test_drafters_of_one_name_keep_their_folders(tmp_path) -> None:
     target = tiny_target(vocab_size=257)
     specs = [str(tmp_path / parent / "drafter") for parent in ("x", "y")]

@@ -10,18 +10,12 @@ from hypothesis import strategies as st
 
 from draftwood.device.ancestors import lineage
 from draftwood.device.draw import Dice, Kind
-from draftwood.sampling import Sampler, Sampling, uniform, uniforms
+from draftwood.sampling import Sampler, Sampling
 
 VOCAB = 31
 # (parent, token) of a small tree; the root is its own parent
 PARENTS, TOKENS = [0, 0, 0, 1, 3, 2], [4, 5, 6, 5, 9, 4]
 PATHS: list[list[int]] = [[], [5], [6], [5, 5], [5, 5, 9], [6, 4]]
-
-
-def test_uniforms_are_those_of_each_position() -> None:
-    for seed, start in ((0, 0), (3, 17), (2**63 - 1, 1000)):
-        assert uniforms(seed, start, 40).tolist() == [uniform(seed, start + i) for i in range(40)]
-    assert len(uniforms(1, 5, 0)) == 0
 
 
 SAMPLINGS = st.builds(

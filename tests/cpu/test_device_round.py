@@ -125,7 +125,7 @@ def test_buffers_and_graphs_stay_while_requests_fit(target: Target, truth: list[
         expected = text(list(engine(target, None, "autoregressive", "host").run(PROMPT, 12, sampling)))
         assert text(list(made.run(PROMPT, 12, sampling))) == expected
     assert made.device._state is state
-    kinds = {key[-1] for key in set(graphs.recorded) - before}
+    kinds = {key[-1] for key in set(graphs.recorded) - before} - {"draft ahead"}
     assert len(kinds) == 2, "sampled, and sampled with a cut: their parameters are no part of a graph"
 
 

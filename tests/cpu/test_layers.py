@@ -10,11 +10,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
-    "tree", "grow", "accept", "sampling", "curve", "latency", "limits", "footprint", "acceptance", "ledger", "trace",
+    "tree", "grow", "accept", "sampling", "noise", "foresight", "curve", "latency", "limits", "footprint",
+    "acceptance", "ledger", "trace",
     "recording", "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "experts", "successors",
     "predictability", "recent", "trellis", "errors", "store",
 }  # fmt: skip
-WITH_TORCH = {"sampling"}  # of the idea, and for its types alone: test_numpy_alone.py
+WITH_TORCH = {"sampling", "noise"}  # of the idea, and for its types alone: test_numpy_alone.py
 DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train", "serve_ray"}
 FILES = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 

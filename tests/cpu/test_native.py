@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from draftwood import doctor, packing, processor
-from draftwood.accept import accept
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, confidence, drawn, drawn_each, reached, takes
+from draftwood.native.candidates import choice, confidence, drawn, drawn_each, takes
 from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
-from draftwood.sampling import Sampling, invert, warp
+from draftwood.noise import keys, perturbed
+from draftwood.sampling import Sampling, warp
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.tree import Tree, chain_tree
@@ -347,10 +347,10 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
     found = logits.bfloat16()
     for row in range(4):
         scores = warp(found[row].float(), sampling)
-        for quantile in (0.0, *rng.random(20).tolist(), 1 - 2**-53):
-            assert drawn(found, row, sampling, quantile) == invert(scores, quantile)
+        for key in keys(size, row, 20):
+            assert drawn(found, row, sampling, int(key)) == int(perturbed(scores[None], key[None]).argmax())
     apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
-    assert drawn(apart, 3, sampling, 0.4) == drawn(found, 3, sampling, 0.4)
+    assert drawn(apart, 3, sampling, 7) == drawn(found, 3, sampling, 7)
 
 
 @compiled
@@ -358,12 +358,12 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
 def test_many_rows_are_drawn_as_each_alone(size: int) -> None:
     rng = np.random.default_rng(size)
     logits = torch.from_numpy(rng.normal(0, 3, (40, size))).bfloat16()
-    heat, quantiles = rng.choice([0.0, 0.5, 1.3], 40).tolist(), rng.random(40).tolist()
+    heat, under = rng.choice([0.0, 0.5, 1.3], 40).tolist(), keys(1, 0, 40).tolist()
     each = [
         drawn(logits, row, Sampling(t), x) if t else choice(logits, row)
-        for row, (t, x) in enumerate(zip(heat, quantiles, strict=True))
+        for row, (t, x) in enumerate(zip(heat, under, strict=True))
     ]
-    assert drawn_each(logits, heat, quantiles).tolist() == each
+    assert drawn_each(logits, heat, under).tolist() == each
     assert drawn_each(logits[:0], [], []).tolist() == []
 
 
@@ -377,30 +377,6 @@ def test_confidence_is_the_largest_probability_to_about_a_percent(size: int) -> 
     for row in range(4):
         assert confidence(logits, row) == pytest.approx(truth[row], rel=1e-2)
         assert confidence(apart, row) == confidence(logits, row)
-
-
-@compiled
-@pytest.mark.parametrize("sampling", SHAPES, ids=str)
-def test_what_draws_reach_is_the_product_of_the_rules_probabilities(sampling: Sampling) -> None:
-    tree, rng = random_tree(9), np.random.default_rng(3)
-    logits = torch.from_numpy(rng.normal(0, 3, (9, 200))).bfloat16()
-    reach = [1.0]
-    for parent, token in zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True):
-        reach.append(reach[parent] * float(warp(logits[parent].float(), sampling).softmax(-1)[token]))
-    for found in (reached(logits, tree, sampling), reached(torch.stack([logits] * 2, -1)[..., 0], tree, sampling)):
-        np.testing.assert_allclose(found, reach[1:], rtol=1e-4, atol=1e-9)
-    assert reached(logits[:1], tree[:0], sampling).shape == (0,)
-
-
-@compiled
-def test_trees_are_accepted_as_often_as_draws_reach_them() -> None:
-    tree, rng = random_tree(7), np.random.default_rng(4)
-    logits = torch.from_numpy(rng.normal(0, 1, (7, 8))).bfloat16()
-    sampling, draws, counts = Sampling(0.8), 4000, np.zeros(7)
-    for _ in range(draws):
-        counts[accept(tree, lambda node, path: drawn(logits, node, sampling, rng.random())).path] += 1
-    reach = reached(logits, tree, sampling).astype(float)
-    assert (abs(counts[1:] / draws - reach) < 4.5 * np.sqrt(reach * (1 - reach) / draws)).all() and reach.max() > 0.1
 
 
 @compiled

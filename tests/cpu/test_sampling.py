@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from draftwood.errors import BadInput
-from draftwood.sampling import Sampler, Sampling, invert, uniform, uniforms
+from draftwood.noise import keys
+from draftwood.sampling import Sampler, Sampling
 
 
 def theirs(s: Sampling) -> LogitsProcessorList:
@@ -57,30 +58,33 @@ def test_greedy_is_the_first_of_the_largest() -> None:
     assert Sampler(Sampling(), [1]).draw(torch.tensor([0.0, 2.0, 2.0, 1.0])) == 1
 
 
-@given(st.floats(0, 1, exclude_max=True), st.integers(0, 1000))
-def test_impossible_tokens_are_never_drawn(u: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    scores = torch.tensor(rng.normal(size=9))
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000))
+def test_impossible_tokens_are_never_drawn(seed: int, case: int) -> None:
+    rng = np.random.default_rng(case)
     dead = torch.tensor(rng.random(9) < 0.6)
     dead[int(rng.integers(9))] = False
-    token = invert(scores.masked_fill(dead, -math.inf), u)
-    assert 0 <= token < 9 and not dead[token]
+    logits = torch.tensor(rng.normal(size=9)).masked_fill(dead, -math.inf)
+    assert not dead[Sampler(Sampling(1.0, seed=seed), [0]).draw(logits)]
 
 
-def test_draws_depend_on_seed_and_position_alone_and_are_uniform() -> None:
-    assert uniform(3, 5) == uniform(3, 5) != uniform(3, 6) != uniform(4, 6)
-    draws = np.array([uniform(seed, position) for seed in range(40) for position in range(100)])
-    assert draws.min() >= 0 and draws.max() < 1
-    # Kolmogorov-Smirnov at 4000 draws: false alarm 1 in 1000
-    assert np.abs(np.sort(draws) - (np.arange(4000) + 0.5) / 4000).max() < 1.95 / math.sqrt(4000)
+def test_draws_have_the_probabilities_of_the_softmax() -> None:
+    logits, draws = torch.tensor([0.0, -1.0, 1.5, -3.0, 0.5]), 4000
+    sampler, counts = Sampler(Sampling(0.8, seed=3), []), np.zeros(5)
+    for _ in range(draws):
+        token = sampler.draw(logits)
+        counts[token] += 1
+        sampler.commit([token])
+    expected = draws * (logits.double() / 0.8).softmax(-1).numpy()
+    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi-square, 4 degrees: false alarm 1 in 1000
 
 
 def test_a_position_is_drawn_alike_however_it_is_reached() -> None:
     """Behind committed tokens, along a path, and again."""
     sampler = Sampler(Sampling(1.0, seed=9), [1] * 7)
-    expected = uniforms(9, 7, 60).tolist()
+    expected = keys(9, 7, 90).tolist()
     for _ in range(20):
-        assert [sampler.quantile([2] * depth) for depth in (30, 0, 5, 1)] == [expected[i] for i in (30, 0, 5, 1)]
+        found = [sampler.keys(ahead, count).tolist() for ahead, count in ((30, 1), (0, 4), (5, 60), (1, 2), (31, 3))]
+        assert found == [expected[a : a + n] for a, n in ((30, 1), (0, 4), (5, 60), (1, 2), (31, 3))]
         sampler.commit([4])
         expected.pop(0)
 

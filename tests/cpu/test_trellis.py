@@ -23,6 +23,7 @@ from draftwood.errors import BadModel
 from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
 from draftwood.native.growth import grower
+from draftwood.noise import Ahead, keys
 from draftwood.pool import Pool, Weights
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
@@ -123,7 +124,7 @@ def test_a_device_grows_the_same_beam(grower: type[Grower], draft: Trellis, widt
 
 def check_identical(draft: Trellis, n_max: int, faint: float) -> None:
     """A compiled tree is the other one to the bit."""
-    quick = Trellis(draft.lattice, draft.pairs, grower(CPU))
+    quick = Trellis(draft.lattice, draft.pairs, grower(CPU), draft.ahead)
     assert quick.grow is not None and draft.grow is None
     found, expected = grow(quick, ROOT, n_max, faint), grow(draft, ROOT, n_max, faint)
     assert same(found, expected) and found.parents.dtype == found.depths.dtype == np.int64
@@ -131,20 +132,29 @@ def check_identical(draft: Trellis, n_max: int, faint: float) -> None:
     check_tree(found)
 
 
+def loud(draft: Trellis, heat: float | None) -> Trellis:
+    """Under noise, unless there is no `heat`."""
+    ahead = None if heat is None else Ahead(keys(3, 5, len(draft)), heat)
+    return Trellis(draft.lattice, draft.pairs, ahead=ahead)
+
+
+HEAT = st.sampled_from([None, 0.3, 1.0, 8.0])
 FAINT = st.sampled_from([0.0, 0.01, 0.25, 0.5, 0.9, 1.0]) | st.floats(1e-6, 1.0)
 
 
 @compiled
-@given(trellises(), st.integers(0, 300), FAINT)
+@given(trellises(), st.integers(0, 300), FAINT, HEAT)
 @settings(max_examples=400)
-def test_compiled_growth_is_the_same(draft: Trellis, n_max: int, faint: float) -> None:
-    check_identical(draft, n_max, faint)
+def test_compiled_growth_is_the_same(draft: Trellis, n_max: int, faint: float, heat: float | None) -> None:
+    check_identical(loud(draft, heat), n_max, faint)
 
 
 @compiled
-@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 40), st.integers(1, 300), FAINT, st.booleans())
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 40), st.integers(1, 300), FAINT, HEAT, st.booleans()
+)
 def test_compiled_growth_is_the_same_of_many_candidates(
-    seed: int, depth: int, width: int, n_max: int, faint: float, tied: bool
+    seed: int, depth: int, width: int, n_max: int, faint: float, heat: float | None, tied: bool
 ) -> None:
     numbers = np.random.default_rng(seed)
     logits = numbers.normal(size=(depth + depth * width, width)) * 2
@@ -153,7 +163,7 @@ def test_compiled_growth_is_the_same_of_many_candidates(
     tokens = numbers.permuted(np.tile(np.arange(width + 9), (depth, 1)), axis=1)[:, :width]
     marginals = -np.sort(-logp[:depth], axis=1)  # NaN last
     pairs = logp[depth:].reshape(depth, width, width)[1:].swapaxes(1, 2)
-    check_identical(Trellis(Lattice(tokens, marginals), pairs), n_max, faint)
+    check_identical(loud(Trellis(Lattice(tokens, marginals), pairs), heat), n_max, faint)
 
 
 @compiled

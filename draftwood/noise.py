@@ -1,0 +1,85 @@
+"""The noise that decides draws: a number for each seed, position and token, the same whoever asks for it, and when.
+
+The token with the largest sum of score and Gumbel noise is a draw from the softmax of the scores (the Gumbel-max trick;
+Maddison et al. 2014, arXiv 1411.0030 §2). So a seed gives one text, whatever is drafted, and a drafter may look at the
+noise of positions to come (`foresight.py`).
+
+A position's key is a word of Philox (Salmon et al. 2011), a token's bits are SplitMix64's (Steele et al. 2014, doi
+10.1145/2660193.2660195) from there on: two counters, so nothing is stored and any token can be asked for alone.
+`native/logits.c` has the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # what needs torch imports it when it is called: without it sampling parameters still import
+    from torch import Tensor
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Words = TypeVar("Words", Ints, "Tensor")  # 64 bits each, of whose products the lowest 64 count
+
+HOTTEST = 8.0  # a temperature from which on noise counts for no more ahead: it decides alone, and exp stays a number
+STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
+BITS = 52  # of a uniform number: with a half added it is one, never 0 or 1
+
+
+def keys(seed: int, start: int, count: int) -> Ints:
+    """`[count]` of the positions from `start` on: Philox counts positions, and has four words for each."""
+    return np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4].copy().view(np.int64)
+
+
+def gumbel(keys: Ints, tokens: Ints) -> Array:
+    """The noise of each token, under keys that broadcast against them."""
+    noise: Array = -np.log(-np.log((_bits(keys + (tokens + 1) * STEP) + 0.5) * 2.0**-BITS))
+    return noise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """The noise of draws to come, times their temperature."""
+
+    keys: Ints  # [D] contiguous
+    heat: float
+
+    def of(self, depths: Ints, tokens: Ints) -> Array:
+        """Of tokens drawn at depths that broadcast against them, from 0 on."""
+        return self.heat * gumbel(self.keys[depths], tokens)
+
+    def row(self, depth: int, tokens: Sequence[int]) -> list[float]:
+        """Of some tokens of one depth: the last bit, too, is that of compiled growth."""
+        bits = _bits(self.keys[depth] + (np.array(tokens, np.int64) + 1) * STEP).tolist()
+        return [self.heat * -log(-log((found + 0.5) * 2.0**-BITS)) for found in bits]
+
+
+def perturbed(scores: Tensor, keys: Ints | Tensor) -> Tensor:
+    """Scores `[M, V]` in float64 with the noise of keys `[M]`: the largest of a row is a draw from its softmax."""
+    import torch
+
+    tokens = torch.arange(scores.shape[-1], device=scores.device)
+    return scores + gumbel_of(torch.as_tensor(keys, device=scores.device)[:, None], tokens)
+
+
+def gumbel_of(keys: Tensor, tokens: Tensor) -> Tensor:
+    """`gumbel` on a device."""
+    uniform = (_bits(keys + (tokens + 1) * STEP).double() + 0.5) * 2.0**-BITS
+    return -(-uniform.log()).log()
+
+
+def _bits(state: Words) -> Words:
+    """The upper BITS of SplitMix64's output in this state."""
+    state = (state ^ _right(state, 30)) * FIRST
+    state = (state ^ _right(state, 27)) * SECOND
+    return _right(state ^ _right(state, 31), 64 - BITS)
+
+
+def _right(words: Words, by: int) -> Words:
+    """Shifted, with zeros from the left."""
+    return (words >> by) & (2 ** (64 - by) - 1)
