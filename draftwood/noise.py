@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = TypeVar("Words", Ints, "Tensor")  # 64 bits each, of whose products the lowest 64 count
 
+FAVOUR = 8.0  # noise counts for no more where candidates are chosen: who needs more is too unlikely to be looked for
 HOTTEST = 8.0  # a temperature from which on noise counts for no more ahead: it decides alone, and exp stays a number
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
 BITS = 52  # of a uniform number: with a half added it is one, never 0 or 1
@@ -46,12 +47,24 @@ def gumbel(keys: Ints, tokens: Ints) -> Array:
 class Ahead:
     """The noise of draws to come, times their temperature."""
 
-    keys: Ints  # [D] contiguous
-    heat: float
+    keys: Any  # [D] contiguous, of numpy or on a device, like the heat []
+    heat: Any
 
     def of(self, depths: Ints, tokens: Ints) -> Array:
         """Of tokens drawn at depths that broadcast against them, from 0 on."""
-        return self.heat * gumbel(self.keys[depths], tokens)
+        noise: Array = self.heat * gumbel(self.keys[depths], tokens)
+        return noise
+
+    def over(self, tokens: Tensor) -> Tensor:
+        """`[D, V]` of tokens `[V]` or `[D, V]`, on their device."""
+        import torch
+
+        noise: Tensor = self.heat * gumbel_of(torch.as_tensor(self.keys, device=tokens.device)[:, None], tokens)
+        return noise
+
+    def favour(self, tokens: Tensor) -> Tensor:
+        """`over` as far as it counts where candidates are chosen."""
+        return self.over(tokens).clamp_max(FAVOUR * self.heat)
 
     def row(self, depth: int, tokens: Sequence[int]) -> list[float]:
         """Of some tokens of one depth: the last bit, too, is that of compiled growth."""

@@ -153,7 +153,8 @@ class HostRounds:
 
     def _asks(self, request: Request) -> base.Request:
         asked = limits.asked(request.policy, request.acceptance, request.remaining)
-        return base.Request(self._prefixes[request].state, request.root, asked.width, asked.positions)
+        ahead = request.sampler.ahead if request.foresees else None
+        return base.Request(self._prefixes[request].state, request.root, asked.width, asked.positions, ahead)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         with clock("verify"):

@@ -20,6 +20,7 @@ from draftwood.drafters.base import Candidates, Placeable, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.eagle3 import Eagle3Drafter
 from draftwood.latency import Work
+from draftwood.noise import Ahead
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
@@ -230,7 +231,7 @@ class PlacedTable:
             self.taps = taps.new_zeros(2 * self._drafter.longest, taps.shape[1])
         self.taps.index_copy_(0, start + torch.arange(len(taps), device=start.device), taps)
 
-    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
         if width not in self._tables:
             self._tables[width] = [part.to(root.device) for part in self._table(width)]
         tokens, logp = self._tables[width]

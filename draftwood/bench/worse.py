@@ -11,6 +11,7 @@ import torch
 
 from draftwood.drafters.base import Candidates, Drafter, Learner, Placeable, Placed, Request
 from draftwood.latency import Work
+from draftwood.noise import Ahead
 from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
 from draftwood.trellis import Trellis
 
@@ -101,8 +102,8 @@ class PlacedWorse:
         self._shifts = self._shifts.to(start.device)  # before any draft, and so before a capture
         self._inner.extend(taps, start)
 
-    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
-        draft = self._inner.draft(root, context, width)
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
+        draft = self._inner.draft(root, context, width, ahead)
         at = (root + draft.tokens.sum()) % DRAFTS  # [1]: a scalar index would wait for the device
         return replace(draft, tokens=(draft.tokens + self._shifts[at][0, :, None]) % self._vocab)
 

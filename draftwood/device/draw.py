@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.drafters.base import Candidates
-from draftwood.noise import HOTTEST, gumbel_of, keys, perturbed
+from draftwood.noise import HOTTEST, Ahead, keys, perturbed
 from draftwood.sampling import Sampling
 
 ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide tree over a large vocabulary
@@ -74,19 +73,12 @@ class Dice:
         parts = zip(logits.split(ROWS), positions.split(ROWS), tokens[line].split(ROWS), strict=True)
         return torch.cat([self._draw(*part) for part in parts])
 
-    def foreseen(self, draft: Candidates, position: Tensor) -> Candidates:
-        """What `foresight.py` makes of candidates, the first of which are to be drawn at `position` []."""
+    def ahead(self, position: Tensor, depths: int) -> Ahead | None:
+        """The noise of so many draws from `position` [] on, for drafts that may know it."""
         if not self.foresees:
-            return draft
-        at = position + torch.arange(len(draft.tokens), device=position.device)
-        keys = self.keys[at.clamp_max(len(self.keys) - 1)]
-        noise = self._temperature.clamp_max(HOTTEST) * gumbel_of(keys[:, None], draft.tokens)
-        logp, order = weighed(draft.logp, noise).sort(dim=-1, descending=True, stable=True)
-        tokens, pairs = draft.tokens.gather(1, order), draft.pairs
-        if pairs is not None:
-            pairs = weighed(pairs, noise[1:, None])
-            pairs = pairs.gather(1, order[:-1, :, None].expand_as(pairs)).gather(2, order[1:, None].expand_as(pairs))
-        return Candidates(tokens, logp, pairs)
+            return None
+        at = position + torch.arange(depths, device=position.device)
+        return Ahead(self.keys[at.clamp_max(len(self.keys) - 1)], self._temperature.clamp_max(HOTTEST))
 
     def _draw(self, logits: Tensor, positions: Tensor, path: Tensor) -> Tensor:
         scores = logits.double() if logits.dtype == torch.float64 else logits.float()
@@ -116,12 +108,3 @@ class Dice:
         cut = ordered.masked_fill(ordered < least, -torch.inf).softmax(-1).cumsum(-1) <= 1 - self._top_p
         cut[:, -1] = False  # one token always stays
         return scores.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
-
-
-def weighed(logp: Tensor, noise: Tensor) -> Tensor:
-    """`trellis.weighed` of rows `[..., K]`, in float32."""
-    logp = logp.double().nan_to_num(-torch.inf, 0.0, -torch.inf).clamp_max(0)
-    sums = logp + noise
-    rest = (1 - logp.exp().sum(-1, keepdim=True)).clamp_min(0)
-    total: Tensor = sums - (sums.exp().sum(-1, keepdim=True) + rest).log()
-    return total.float()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.device.ancestors import bitmask, lineage, visible
+from draftwood.device.foresight import foreseen
 from draftwood.device.growth import DeviceTree, grower
 from draftwood.device.state import Report, State
 from draftwood.device.view import View
@@ -20,6 +21,7 @@ from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth
 from draftwood.hardware import CAPTURED
 from draftwood.lean import Lean
+from draftwood.noise import Ahead
 from draftwood.plan import Verified
 
 
@@ -73,14 +75,15 @@ class Stages:
     def propose(self) -> Candidates:
         """`depth` times K candidates."""
         assert self.drafter is not None
-        return self.drafter.draft(self._state.root, self._state.length, self._candidates)
+        return self.drafter.draft(self._state.root, self._state.length, self._candidates, self._ahead)
 
     @torch.inference_mode()
     def grow(self, draft: Candidates) -> None:
         """A draft's tree into the buffers that `forward` and `accept` read."""
         state = self._state
         # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-        draft = state.dice.foreseen(draft, state.length + 1)
+        if (ahead := self._ahead) is not None:
+            draft = foreseen(draft, ahead)
         tree = self._grower(draft, state.root, state.end - state.length - 2, state.most)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))
@@ -115,6 +118,12 @@ class Stages:
         state.root.copy_(walked.bonus)
         state.length.add_(1 + walked.length)
         self.report.put_walk(walked)
+
+    @property
+    def _ahead(self) -> Ahead | None:
+        """The noise of the draws behind the root, if drafts may know it."""
+        assert self.drafter is not None
+        return self._state.dice.ahead(self._state.length + 1, self.drafter.max_depth)
 
     def _tokens(self, width: int) -> Tensor:
         return torch.cat([self._state.root, self._tree.tokens[1:width]])

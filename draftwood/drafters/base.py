@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from draftwood.latency import Work
+from draftwood.noise import Ahead
 from draftwood.tree import Draft
 
 
@@ -21,6 +22,8 @@ class Request:
     root: int  # the last committed token: not in any KV cache yet, the draft continues it
     width: int  # K: candidates per depth the policy can use
     depth: int | None = None  # depths that are worth predicting, 1 or more; None: all. A drafter may give more
+    # The noise of so many draws to come, if its trees may know it: which of many candidates are worth naming.
+    ahead: Callable[[int], Ahead] | None = None
 
 
 class Drafter(Protocol):
@@ -81,8 +84,8 @@ class Placed(Protocol):
         """
         ...
 
-    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int) -> Candidates:
-        """`max_depth` times `width` candidates behind `root` [1], at `context` []."""
+    def draft(self, root: torch.Tensor, context: torch.Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
+        """`max_depth` times `width` candidates behind `root` [1], at `context` []; those that noise `ahead` favours."""
         ...
 
     def nbytes(self) -> int:

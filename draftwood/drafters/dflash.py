@@ -27,6 +27,7 @@ from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, rea
 from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.native.forward import Ends
+from draftwood.noise import Ahead
 from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
@@ -183,7 +184,13 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         logits = self._block_logits(blocks, gap)
         each = logits.split(len(logits) // len(blocks)) if len(blocks) > 1 else [logits]  # often one: no view is made
         return [
-            draft_of(rows[len(seen) :] if seen else rows, request.width, self._ids, self._markov)
+            draft_of(
+                rows[len(seen) :] if seen else rows,
+                request.width,
+                self._ids,
+                self._markov,
+                request.ahead(len(rows)) if request.ahead and not (seen or gap) else None,
+            )
             for rows, (request, seen) in zip(each, blocks, strict=True)
         ]
 
@@ -238,9 +245,9 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         """Tokens that may be proposed."""
         return self.config.vocab_size if self._ids is None else len(self._ids)
 
-    def _candidates(self, hidden: Tensor, width: int) -> Candidates:
+    def _candidates(self, hidden: Tensor, width: int, ahead: Ahead | None) -> Candidates:
         logits = self._target.finish(self._ends.head(norm(hidden, self._weights.norm, self.config.norm_eps)))
-        return propose(logits, width, self._ids, self._markov)
+        return propose(logits, width, self._ids, self._markov, ahead)
 
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:

@@ -14,6 +14,7 @@ from draftwood.device.view import View
 from draftwood.drafters.base import Candidates
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
+from draftwood.noise import Ahead
 from draftwood.rotary import Rotary
 
 
@@ -26,7 +27,7 @@ class StaticDFlash:
         weights: Weights,
         rotary: Rotary,
         embed: Callable[[Tensor], Tensor],  # as the drafter's layers see tokens
-        candidates: Callable[[Tensor, int], Candidates],  # of what the last layer gave
+        candidates: Callable[[Tensor, int, Ahead | None], Candidates],  # of what the last layer gave
         max_depth: int,
         capacity: int,
         paired: int = 0,
@@ -48,7 +49,7 @@ class StaticDFlash:
         kv = torch.stack(context_kv(self._config, self._weights, taps, *self._rotary.at(positions)), 1)
         self._kv.index_copy_(3, positions, kv)
 
-    def draft(self, root: Tensor, context: Tensor, width: int) -> Candidates:
+    def draft(self, root: Tensor, context: Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
         config = self._config
         x = self._embed(torch.cat([root, self._masks]))
         cos, sin = self._rotary.at(context + self._steps)
@@ -60,7 +61,7 @@ class StaticDFlash:
         for kv, layer, sight in zip(self._kv, self._weights.layers, config.sights, strict=True):
             attend = partial(views[sight].attend, kv, config.head_dim**-0.5, sight.window)
             x = layer.run(x, cos, sin, config.shape, attend)
-        return self._candidates(x[1 : 1 + self.max_depth], width)
+        return self._candidates(x[1 : 1 + self.max_depth], width, ahead)
 
     def nbytes(self) -> int:
         return self._kv.nbytes

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.native.candidates import likeliest, takes
+from draftwood.noise import Ahead
 from draftwood.tree import Lattice
 
 CHUNK = 64  # tokens per first-stage maximum; 32 to 256 are within 2x of each other for K up to 64
@@ -23,12 +24,25 @@ def lattice_of(logits: Tensor, width: int, ids: Tensor | None = None) -> Lattice
 
 def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Tokens and float32 log-probabilities of that lattice, still on the device."""
+    rows, logp = head_rows(logits, width, ids)
+    return named(rows, ids), logp
+
+
+def head_rows(
+    logits: Tensor, width: int, ids: Tensor | None = None, ahead: Ahead | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same, by places in the head. With noise `ahead` the ones that it favours, be they otherwise unlikely."""
+    width = min(width, logits.shape[-1])
     if takes(logits):
-        tokens, values = likeliest(logits, min(width, logits.shape[-1]))
-        return named(tokens, ids), values
+        return likeliest(logits, width, ids, ahead)
     logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    values, tokens = top_k(logp, min(width, logits.shape[-1]))
-    return named(tokens, ids), values.float()
+    if ahead is None:
+        values, rows = top_k(logp, width)
+        return rows, values.float()
+    tokens = torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids
+    _, rows = top_k(logp + ahead.favour(tokens), width)
+    values, order = logp.gather(1, rows).sort(dim=-1, descending=True, stable=True)
+    return rows.gather(1, order), values.float()
 
 
 def named(rows: Tensor, ids: Tensor | None) -> Tensor:

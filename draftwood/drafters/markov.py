@@ -22,10 +22,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwood.drafters.base import Candidates
-from draftwood.drafters.lattice import candidates, named
+from draftwood.drafters.lattice import head_rows, named
 from draftwood.errors import BadModel
 from draftwood.native import candidates as compiled
 from draftwood.native.growth import grower
+from draftwood.noise import Ahead
 from draftwood.tree import Lattice
 from draftwood.trellis import Block, Trellis
 
@@ -92,16 +93,21 @@ def tables(a: Tensor, b: Tensor, embedded: Tensor, head: Tensor) -> tuple[Tensor
     return before @ a.T * len(a) ** -0.5, after @ b.T
 
 
-def propose(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Candidates:
-    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; where pairs are scored, `CANDIDATES`."""
-    if markov is None:
-        return Candidates(*candidates(logits, width, ids))
-    rows, logp = candidates(logits, max(width, CANDIDATES))
-    return Candidates(named(rows, ids), logp, markov.pairs(rows, logp))
+def propose(
+    logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None, ahead: Ahead | None = None
+) -> Candidates:
+    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; where pairs are scored, `CANDIDATES`.
+
+    With noise `ahead` those that it favours.
+    """
+    rows, logp = head_rows(logits, width if markov is None else max(width, CANDIDATES), ids, ahead)
+    return Candidates(named(rows, ids), logp, None if markov is None else markov.pairs(rows, logp))
 
 
-def draft_of(logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None) -> Block:
+def draft_of(
+    logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None, ahead: Ahead | None = None
+) -> Block:
     """The same on the host."""
-    found = propose(logits, width, ids, markov)
+    found = propose(logits, width, ids, markov, ahead)
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
     return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(logits.device))

@@ -170,7 +170,7 @@ class Pooled(Learner, Carded):
         proposals: dict[int, list[Draft]] = {}
         for i, part in self._drafters.items():
             # The one that the pool will prefer may be far down in the drafter's own order.
-            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth) for r in requests]
+            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
             proposals[i] = part.draft(own)
         self._drafts = 0 if self.weights.worth else self._drafts + 1
         return [

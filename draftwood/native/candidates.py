@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.errors import BadModel
 from draftwood.native.build import operators
+from draftwood.noise import Ahead
 from draftwood.sampling import Sampling
 
 
@@ -73,13 +74,19 @@ def _row(logits: Tensor, row: int) -> tuple[c_void_p, c_int64]:
     return c_void_p(logits.data_ptr() + row * logits.stride(0) * logits.itemsize), c_int64(logits.shape[1])
 
 
-def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Places and float32 log-probabilities `[N, k]` of the k largest of each row, the first of equals first."""
+def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | None = None) -> tuple[Tensor, Tensor]:
+    """Places and float32 log-probabilities `[N, k]` of the k largest of each row, the first of equals first.
+
+    Of those that the noise `ahead` of the tokens `ids` (or places) favours, if there is any.
+    """
     logits = logits.contiguous()
-    places = torch.from_numpy(np.empty((len(logits), k), np.int64))
+    places, scratch = (torch.from_numpy(np.empty((len(logits), k), np.int64)) for _ in range(2))
     logp = torch.from_numpy(np.empty((len(logits), k), np.float32))
-    addresses = [c_void_p(tensor.data_ptr()) for tensor in (logits, places, logp)]
-    operators().functions.candidates(*addresses, *map(c_int64, (*logits.shape, k)), torch.get_num_threads())
+    keys, heat = (None, 0.0) if ahead is None else (ahead.keys.ctypes.data, ahead.heat)
+    named = None if ids is None or ahead is None else ids.data_ptr()
+    addresses = map(c_void_p, (logits.data_ptr(), places.data_ptr(), logp.data_ptr(), named, keys, scratch.data_ptr()))
+    sizes = map(c_int64, (*logits.shape, k))
+    operators().functions.candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())
     return places, logp
 
 

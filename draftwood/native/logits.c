@@ -8,6 +8,8 @@
 #define LOWEST -3e38f    // a logit from which on a token may be drawn: minus infinity may not
 #define FAR 10.0f        // a distance of logits
 #define FAINTEST -87.0f  // a power below which a weight is none
+#define SPAN 32          // logits whose noise is looked at together
+#define FAVOUR 8.0       // noise counts for no more where candidates are chosen, as in noise.py
 
 static inline float largest(vec x) {
     float part[LANES];
@@ -21,6 +23,12 @@ static inline float largest(vec x) {
 static inline float largest_of(const bf16 *chunk) {
     vec most = widen(chunk);
     for (int i = LANES; i < CHUNK; i += LANES) most = larger(most, widen(chunk + i));
+    return largest(most);
+}
+
+static inline float largest_in_span(const bf16 *span) {
+    vec most = widen(span);
+    for (int i = LANES; i < SPAN; i += LANES) most = larger(most, widen(span + i));
     return largest(most);
 }
 
@@ -69,27 +77,115 @@ float confidence(const bf16 *row, int64_t size) {
     return 1.0f / total((float *)&sum);
 }
 
+// The most that the bits of the noise of CHUNK tokens from one on are.
+static inline uint64_t most_bits(uint64_t key, int64_t token) {
+    words states, most = {0};
+    for (int l = 0; l < WORDS; l++) states[l] = key + (uint64_t)(token + 1 + l) * STEP;
+    for (int i = 0; i < CHUNK; i += WORDS, states += WORDS * STEP) {
+        words bits = bits_in(states), more = (words)(bits > most);
+        most = (bits & more) | (most & ~more);
+    }
+    uint64_t best = 0;
+    for (int l = 0; l < WORDS; l++) best = most[l] > best ? most[l] : best;
+    return best;
+}
+
+// No less than the noise of these bits, without a logarithm: -log(-log u) is below -log(1 - u), of which the power of two
+// is enough.
+static inline double most_noise(uint64_t bits) { return M_LN2 * (__builtin_clzll((1ll << NOISE) - bits) - 10); }
+
+// Puts a value where it belongs among k that fall, if it does.
+static inline void insert(float value, int64_t at, int64_t k, int64_t *place, float *best) {
+    if (!(value > best[k - 1])) return;
+    int64_t j = k - 1;
+    for (; j > 0 && value > best[j - 1]; j--) best[j] = best[j - 1], place[j] = place[j - 1];
+    best[j] = value, place[j] = at;
+}
+
+// The places of the k largest of a row and what they are, the first of equals first.
+static void largest_k(const bf16 *row, int64_t size, int64_t k, int64_t *place, float *best) {
+    for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
+    for (int64_t start = 0; start < size; start += CHUNK) {
+        int64_t stop = start + CHUNK < size ? start + CHUNK : size;
+        if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
+        for (int64_t i = start; i < stop; i++) insert(up(row[i]), i, k, place, best);
+    }
+}
+
+// Numbers below 2^52.
+static inline doubles exact(words x) { return (doubles)(x | 0x4330000000000000) - 0x1p52; }
+
+// The same bound, to a tenth: the bits of a number, taken for one, are no more than its logarithm.
+static inline doubles most_noises(words bits) {
+    words left = (words)(0x1p52 - 0.5 - exact(bits));
+    return M_LN2 * (1075.0 - 0x1p-40 * exact(left >> 12));
+}
+
+// Which of SPAN places from one on may have a larger sum than `least`, and whether any.
+static inline int contenders(const bf16 *row, const int64_t *ids, uint64_t key, double heat, int64_t start, double least,
+                             int64_t *which) {
+    words any = {0};
+    for (int64_t i = 0; i < SPAN; i += WORDS) {
+        words tokens;
+        doubles logits;
+        for (int l = 0; l < WORDS; l++) tokens[l] = ids ? ids[start + i + l] : start + i + l;
+        for (int l = 0; l < WORDS; l++) logits[l] = up(row[start + i + l]);
+        words found = (words)(logits + heat * most_noises(bits_in(key + (tokens + 1) * STEP)) > least);
+        any |= found;
+        memcpy(which + i, &found, sizeof found);
+    }
+    uint64_t some = 0;
+    for (int l = 0; l < WORDS; l++) some |= any[l];
+    return some != 0;
+}
+
+static inline float sum_of(const bf16 *row, const int64_t *ids, uint64_t key, double heat, int64_t i) {
+    double noise = noise_of(bits_of(key, ids ? ids[i] : i));
+    return up(row[i]) + heat * (noise < FAVOUR ? noise : FAVOUR);
+}
+
+static inline int among(const int64_t *places, int64_t k, int64_t place) {
+    int found = 0;
+    for (int64_t j = 0; j < k; j++) found |= places[j] == place;
+    return found;
+}
+
+// The same as `largest_k` of sums of logit and noise, `heat` times that of the tokens `ids` (null: the places); in the
+// order of their logits, which `best` gets. `likely` [k] is scratch.
+static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *ids, uint64_t key, double heat,
+                       int64_t *place, float *best, int64_t *likely) {
+    int64_t which[SPAN];
+    largest_k(row, size, k, likely, best);  // first: few of the others then have a chance
+    for (int64_t j = 0; j < k; j++) place[j] = likely[j], best[j] = -INFINITY;
+    for (int64_t j = 0; j < k; j++) insert(sum_of(row, ids, key, heat, likely[j]), likely[j], k, place, best);
+    for (int64_t start = 0; start < size; start += SPAN) {
+        int64_t count = start + SPAN < size ? SPAN : size - start;
+        if (count == SPAN && !(largest_in_span(row + start) + heat * FAVOUR > best[k - 1])) continue;
+        if (count == SPAN && !contenders(row, ids, key, heat, start, best[k - 1], which)) continue;
+        for (int64_t i = start; i < start + count; i++)
+            if ((count < SPAN || which[i - start]) && !among(likely, k, i))
+                insert(sum_of(row, ids, key, heat, i), i, k, place, best);
+    }
+    for (int64_t n = 0; n < k; n++) {
+        int64_t mine = place[n];
+        best[n] = -INFINITY;
+        insert(up(row[mine]), mine, n + 1, place, best);
+    }
+}
+
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
-// normalised over the row. Both out are [rows, k].
-void candidates(const bf16 *logits, int64_t *places, float *logp, int64_t rows, int64_t size, int64_t k, int threads) {
+// normalised over the row. Both out are [rows, k]. With keys [rows] the k that noise favours, in the same order; these take
+// scratch [rows, k].
+void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t *ids, const uint64_t *keys,
+                int64_t *scratch, int64_t rows, int64_t size, int64_t k, double heat, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 8)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = logits + r * size;
         int64_t *place = places + r * k;
         float *best = logp + r * k;
-        for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
-        for (int64_t start = 0; start < size; start += CHUNK) {
-            int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-            if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
-            for (int64_t i = start; i < stop; i++) {
-                float value = up(row[i]);
-                if (!(value > best[k - 1])) continue;
-                int64_t j = k - 1;
-                for (; j > 0 && value > best[j - 1]; j--) best[j] = best[j - 1], place[j] = place[j - 1];
-                best[j] = value, place[j] = i;
-            }
-        }
-        float all = log_sum(row, size, best[0]);
+        if (keys) favoured_k(row, size, k, ids, keys[r], heat, place, best, scratch + r * k);
+        else largest_k(row, size, k, place, best);
+        float all = log_sum(row, size, up(row[keys ? scratch[r * k] : place[0]]));
         for (int64_t j = 0; j < k; j++) best[j] -= all;
     }
 }
@@ -195,22 +291,6 @@ static int prepare(Draw *draw, const bf16 *row, int64_t size, const Rules *rules
     *draw = (Draw){rules->temperature, up(row[place]), rate < STEEPEST ? rate : STEEPEST, LOWEST, LOWEST, 0, place};
     return (rules->top_k < size || rules->top_p < 1.0 || rules->min_p > 0.0) && cut(draw, row, size, rules);
 }
-
-// The most of CHUNK tokens from one on.
-static inline uint64_t most_bits(uint64_t key, int64_t token) {
-    words states, most = {0};
-    for (int l = 0; l < WORDS; l++) states[l] = state_of(key, token + l);
-    for (int i = 0; i < CHUNK; i += WORDS, states += WORDS * STEP) {
-        words bits = bits_in(states), more = (words)(bits > most);
-        most = (bits & more) | (most & ~more);
-    }
-    uint64_t best = 0;
-    for (int l = 0; l < WORDS; l++) best = most[l] > best ? most[l] : best;
-    return best;
-}
-
-// No less than that, without a logarithm: -log(-log u) is below -log(1 - u), of which the power of two is enough.
-static inline double most_noise(uint64_t bits) { return M_LN2 * (__builtin_clzll((1ll << NOISE) - bits) - 10); }
 
 static inline double score_of(const Draw *draw, float x) { return (x - draw->most) / draw->temperature; }
 

@@ -106,6 +106,7 @@ static inline vec exponential(vec x) {
 #define STEP 0x9e3779b97f4a7c15  // between the states of two tokens' noise
 #define WORDS (LANES / 2)
 typedef uint64_t words __attribute__((vector_size(4 * LANES)));
+typedef double doubles __attribute__((vector_size(4 * LANES)));
 
 // The bits of the noise of tokens in these states, as noise.py has them.
 static inline words bits_in(words z) {
@@ -114,9 +115,9 @@ static inline words bits_in(words z) {
     return (z ^ z >> 31) >> (64 - NOISE);
 }
 
-static inline uint64_t state_of(uint64_t key, int64_t token) { return key + (uint64_t)(token + 1) * STEP; }
-
-static inline uint64_t bits_of(uint64_t key, int64_t token) { return bits_in((words){state_of(key, token)})[0]; }
+static inline uint64_t bits_of(uint64_t key, int64_t token) {
+    return bits_in((words){key + (uint64_t)(token + 1) * STEP})[0];
+}
 
 static inline double noise_of(uint64_t bits) { return -log(-log((bits + 0.5) * 0x1p-52)); }
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from draftwood import registry
+from draftwood.device import foresight as on_device
 from draftwood.device.draw import Dice
 from draftwood.drafters.base import Candidates, Request
+from draftwood.drafters.lattice import head_rows
 from draftwood.engine import Engine
 from draftwood.foresight import MOST, foreseen
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
-from draftwood.noise import HOTTEST, gumbel, keys
+from draftwood.noise import FAVOUR, HOTTEST, Ahead, gumbel, keys
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Child, Draft, Lattice, Tree
@@ -204,7 +206,9 @@ def test_a_device_foresees_the_same(temperature: float, paired: bool) -> None:
     dice = Dice(20, 40, torch.device("cpu"))
     dice.reset(sampling, TEXT, foresees=True)
     tensors = [torch.from_numpy(part) for part in (lattice.tokens, lattice.logp, draft.pairs)]
-    found = dice.foreseen(Candidates(*tensors[: 2 + paired]), torch.tensor(len(TEXT)))
+    ahead = dice.ahead(torch.tensor(len(TEXT)), DEPTH)
+    assert ahead is not None
+    found = on_device.foreseen(Candidates(*tensors[: 2 + paired]), ahead)
     truth = foreseen(lattice, Sampler(sampling, TEXT).ahead)
     assert isinstance(truth, Lattice) and found.tokens.tolist() == truth.tokens.tolist()
     np.testing.assert_allclose(found.logp.numpy(), truth.logp, rtol=1e-5, atol=1e-6)
@@ -220,14 +224,38 @@ def test_a_device_foresees_the_same(temperature: float, paired: bool) -> None:
 
 
 def test_a_device_foresees_nothing_unasked() -> None:
-    dice, draft = Dice(20, 40, torch.device("cpu")), Candidates(torch.ones(2, 3).long(), torch.zeros(2, 3))
+    dice = Dice(20, 40, torch.device("cpu"))
     dice.reset(Sampling(1.0), TEXT, foresees=False)
-    assert dice.foreseen(draft, torch.tensor(4)) is draft
+    assert dice.ahead(torch.tensor(4), 3) is None
 
 
 def test_positions_behind_the_last_one_have_some_noise() -> None:
     """They are never emitted."""
     dice = Dice(6, 40, torch.device("cpu"))
     dice.reset(Sampling(1.0), TEXT, foresees=True)
-    draft = Candidates(torch.arange(9).view(3, 3), torch.full((3, 3), -2.0))
-    assert dice.foreseen(draft, torch.tensor(5)).logp.isfinite().all()
+    ahead = dice.ahead(torch.tensor(5), 3)
+    assert ahead is not None and ahead.over(torch.arange(9)).isfinite().all()
+
+
+# --- candidates ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("size", "k"), [(5, 8), (64, 8), (1000, 32), (8000, 32)])
+@pytest.mark.parametrize("heat", [0.4, 1.0, 8.0])
+def test_candidates_are_those_that_noise_favours(size: int, k: int, heat: float, named: bool) -> None:
+    """By definition, compiled or not: the largest sums, in the order of their probability."""
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randn(4, size, generator=generator) * 3).bfloat16()
+    ids = torch.randperm(9 * size, generator=generator)[:size].sort().values if named else None
+    ahead = Ahead(keys(1, 7, 4), heat)
+    tokens = np.arange(size) if ids is None else ids.numpy()
+    sums = logits.double().numpy() + np.minimum(ahead.of(np.arange(4)[:, None], tokens), FAVOUR * heat)
+    truth = torch.log_softmax(logits.double(), -1)
+    for form in (logits, logits.double(), logits.float()):
+        rows, logp = head_rows(form, k, ids, ahead)
+        for r in range(4):
+            assert set(rows[r].tolist()) == set(np.argsort(-sums[r])[:k].tolist())
+        torch.testing.assert_close(logp.double(), truth.gather(1, rows), rtol=1e-4, atol=1e-4)
+        assert (logp[:, 1:] <= logp[:, :-1]).all()

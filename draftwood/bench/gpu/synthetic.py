@@ -19,6 +19,7 @@ from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import DFlashConfig, parse_config
 from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.memory import Need, cache_bytes, prefill_bytes, require, target_bytes
+from draftwood.noise import Ahead
 from draftwood.target import Target
 
 SPREAD = 0.02  # of a drafter's weights, as models are initialised
@@ -102,8 +103,8 @@ class Script:
     def extend(self, taps: Tensor, start: Tensor) -> None:
         self._placed.extend(taps, start)
 
-    def draft(self, root: Tensor, context: Tensor, width: int) -> Candidates:
-        self._placed.draft(root, context, width)
+    def draft(self, root: Tensor, context: Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
+        self._placed.draft(root, context, width, ahead)
         script = self._drafter
         at = (context - script.start).clamp(0, len(script.tokens) - 1)[None]  # a scalar index would wait for the device
         return Candidates(script.tokens[at][0, :, :width], script.logp[:, :width])
