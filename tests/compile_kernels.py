@@ -1,4 +1,4 @@
-"""Compile tree attention and growth for the CUDA architectures named, on a machine without any; a script.
+"""Compile tree attention, growth and draws for the CUDA architectures named, on a machine without any; a script.
 
 A stand-in for the driver says which architecture to compile for, and launches only compile. Prints one JSON object:
 architecture to how many of each kernel every width and way of growing needed, and the shared memory of the largest.
@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from draftwood.attention import triton_alone, triton_tree
-from draftwood.device import triton_growth
+from draftwood.device import triton_draw, triton_growth
 from draftwood.device.ancestors import bitmask, lineage, visible
 from draftwood.drafters.base import Candidates
 from draftwood.grow import Growth
@@ -25,6 +25,7 @@ KERNELS = {
     triton_tree: ("_attend_split", "_merge_splits"),
     triton_alone: ("_attend_alone", "_merge_alone"),
     triton_growth: ("_best_first", "_relate"),
+    triton_draw: ("_noisiest",),
 }
 
 
@@ -79,6 +80,7 @@ def compile_for(architecture: int) -> dict[str, int | dict[str, int]]:
         case = make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40)
         case.attend()
         case.alone()
+    triton_draw.noisiest(torch.zeros(3, 5000, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
     for growth in (Growth(256), Growth(64), Growth(15, per_depth=1)):
         grow(growth, False)
         grow(growth, True)

@@ -6,11 +6,13 @@ there is no second implementation of Philox, for one copy of 8 bytes per token o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from draftwood.attention.triton_backend import missing
 from draftwood.noise import HOTTEST, Ahead, keys, perturbed
 from draftwood.sampling import Sampling
 
@@ -43,6 +45,7 @@ class Dice:
             torch.ones((), dtype=torch.float64, device=device) for _ in range(4)
         )
         self._top_k = torch.ones((), dtype=torch.int64, device=device)
+        self._noisiest = drawer(device)
 
     def reset(self, sampling: Sampling, tokens: list[int], foresees: bool = False) -> None:
         """Start an answer after `tokens`, the prompt and everything committed."""
@@ -87,7 +90,7 @@ class Dice:
             scores = torch.where(seen, self._penalized(scores), scores)
         if self.kind.greedy:
             return scores.argmax(-1)
-        return perturbed(self._warp(scores), self.keys[positions]).argmax(-1)
+        return self._noisiest(self._warp(scores), self.keys[positions])
 
     def _penalized(self, scores: Tensor) -> Tensor:
         return torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
@@ -97,8 +100,7 @@ class Dice:
         scores = (scores - scores.amax(-1, keepdim=True)).double() / self._temperature
         if self.kind.cut:
             scores = self._cut(scores)
-        probs = scores.softmax(-1)
-        return scores.masked_fill(probs < self._min_p * probs.amax(-1, keepdim=True), -torch.inf)
+        return scores.masked_fill(scores < self._min_p.log(), -torch.inf)  # the largest is 0
 
     def _cut(self, scores: Tensor) -> Tensor:
         """Top-k and top-p with one sort."""
@@ -108,3 +110,17 @@ class Dice:
         cut = ordered.masked_fill(ordered < least, -torch.inf).softmax(-1).cumsum(-1) <= 1 - self._top_p
         cut[:, -1] = False  # one token always stays
         return scores.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
+
+
+def drawer(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """What draws from scores `[M, V]` under keys `[M]`: one kernel, where the device can run it."""
+    if device.type != "cuda" or missing(device):
+        return noisiest
+    from draftwood.device import triton_draw
+
+    return triton_draw.noisiest
+
+
+def noisiest(scores: Tensor, keys: Tensor) -> Tensor:
+    """Places `[M]` of the largest of scores `[M, V]` with noise."""
+    return perturbed(scores, keys).argmax(-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.device.ancestors import lineage
-from draftwood.device.draw import Dice, Kind
+from draftwood.device.draw import Dice, Kind, noisiest
+from draftwood.noise import keys
 from draftwood.sampling import Sampler, Sampling
 
 VOCAB = 31
@@ -46,6 +49,19 @@ def test_the_same_token_at_every_node(seed: int, sampling: Sampling, dtype: torc
     sampler = Sampler(sampling, committed)
     expected = [sampler.draw(row, path) for row, path in zip(logits, PATHS, strict=True)]
     assert drawn_on_device(logits, sampling, committed) == expected
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernel needs its interpreter here")
+@pytest.mark.parametrize("size", [1, 31, 2048, 5000])
+def test_a_kernel_draws_the_same(size: int) -> None:
+    from draftwood.device.triton_draw import noisiest as by_kernel
+
+    rng = np.random.default_rng(size)
+    scores = torch.tensor(rng.normal(scale=3, size=(9, size)))
+    scores[2, 1:] = scores[3, : size // 2] = -torch.inf
+    under = torch.from_numpy(keys(4, 0, 9))
+    assert by_kernel(scores, under).tolist() == noisiest(scores, under).tolist()
+    assert by_kernel(scores.float(), under).tolist() == noisiest(scores.float(), under).tolist()
 
 
 def test_rows_in_several_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
