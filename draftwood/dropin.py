@@ -61,24 +61,26 @@ class CustomGenerate:
     def _generate(self, model: PreTrainedModel, input_ids: Tensor, processor: Any, criteria: Any, config: Any) -> Any:
         model.eval()
         engine = self._engine_of(model)
-        sampling = Sampling()
+        sampling, heat = Sampling(), config.temperature or 1.0
         if config.do_sample:  # the processors already hold temperature, top-k and the rest
             sampling = Sampling(temperature=1.0, seed=int(torch.randint(2**62, (1,))))
         engine.target.attach()
         try:
-            ids = self._run(engine, input_ids, processor, criteria, sampling)
+            ids = self._run(engine, input_ids, processor, criteria, sampling, heat)
         finally:
             engine.target.release()
         if not config.return_dict_in_generate:
             return ids
         return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids))
 
-    def _run(self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling) -> Tensor:
+    def _run(
+        self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling, heat: float
+    ) -> Tensor:
         prompt = ids[0].tolist()
         room = engine.target.context_limit - len(prompt)
         limit = getattr(criteria, "max_length", None)
         new_tokens = min(room, limit - len(prompt)) if limit else room
-        for step in engine.run(prompt, new_tokens, sampling, rule=_rule(processor, ids.device)):
+        for step in engine.run(prompt, new_tokens, sampling, rule=_rule(processor, ids.device), heat=heat):
             for token in step.tokens:
                 fresh = torch.tensor([[token]], device=ids.device)
                 ids = torch.cat([ids, fresh], dim=1)

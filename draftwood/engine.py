@@ -130,13 +130,15 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         rule: Rule | None = None,
         policy: Policy | None = None,
+        heat: float | None = None,
     ) -> Generator[Step, None, None]:
         """Yield the rounds of one answer; the first step is the token that follows the prompt.
 
-        Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted).
-        Closing the iterator at any time is harmless.
+        Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted). A `rule` that applies a
+        temperature itself may say which: by its `heat` drafts foresee draws. Closing the iterator at any time is
+        harmless.
         """
-        request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy)
+        request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy, heat)
         batch = self.batch_of_one(request.policy, rule)
         try:
             batch.join(request)
@@ -162,13 +164,14 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         rule: Rule | None = None,
         policy: Policy | None = None,
+        heat: float | None = None,
     ) -> Request:
         """A request that may join a batch. Raises BadInput for one that cannot be served."""
         self.check(prompt, max_new_tokens)
         sampling, policy = sampling or Sampling(), policy or self.policy
         end = min(self.target.context_limit, len(prompt) + int(max_new_tokens))
         acceptance = self.acceptance(policy.name, sampling.temperature)
-        sampler = Sampler(sampling, prompt, rule)
+        sampler = Sampler(sampling, prompt, rule, heat)
         foresees = self.foresight and not sampling.greedy
         return Request(sampler, len(prompt), end, policy, acceptance, stop_ids, foresees=foresees)
 

@@ -95,8 +95,12 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
 class Sampler:
     """Draws the tokens of one request from the target's logits, at any node of a tree."""
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], rule: Rule | None = None) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], rule: Rule | None = None, heat: float | None = None
+    ) -> None:
+        """`heat` is the temperature that a `rule` has applied by itself; None: there is the sampling's alone."""
         self.sampling = sampling
+        self._heat = min(sampling.temperature if heat is None else heat, HOTTEST)
         self.tokens = list(prompt)  # everything committed
         self._rule = rule
         self._start, self._keys = 0, np.zeros(0, np.int64)  # of positions from the first number on
@@ -121,7 +125,7 @@ class Sampler:
 
     def ahead(self, depths: int) -> Ahead:
         """The noise of so many draws to come."""
-        return Ahead(self.keys(0, depths), min(self.sampling.temperature, HOTTEST))
+        return Ahead(self.keys(0, depths), self._heat)
 
     def draw(self, logits: Tensor, path: Sequence[int] = ()) -> int:
         """The token after the committed ones and `path`; `logits` [V] are the target's at that node."""

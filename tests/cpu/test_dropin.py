@@ -7,7 +7,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import draftwood
+from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel
+from draftwood.sampling import Sampler, Sampling
 from tests.reference import tiny_model
 
 IDS = torch.tensor([[(5 * i + 2) % 97 for i in range(11)] * 2])
@@ -50,6 +52,19 @@ def test_sampling_obeys_the_processors_and_the_torch_seed(model) -> None:
         allowed = logits.topk(2).indices
         assert (allowed == out[0, IDS.shape[1] :, None]).any(-1).all()
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_drafts_foresee_draws_by_the_temperature_of_the_processors(model, monkeypatch) -> None:
+    heats, run = [], Engine.run
+    monkeypatch.setattr(
+        Engine, "run", lambda self, *args, **options: heats.append(options["heat"]) or run(self, *args, **options)
+    )
+    for options in ({}, {"temperature": 0.4}):
+        model.generate(
+            IDS, do_sample=True, max_new_tokens=3, custom_generate=draftwood.custom_generate("ngram"), **options
+        )
+    assert heats == [1.0, 0.4]
+    assert Sampler(Sampling(1.0), IDS[0].tolist(), heat=0.4).ahead(2).heat == 0.4
 
 
 def test_the_output_record(model) -> None:
