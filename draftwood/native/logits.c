@@ -102,14 +102,29 @@ static inline void insert(float value, int64_t at, int64_t k, int64_t *place, fl
     best[j] = value, place[j] = at;
 }
 
+static inline int among(const int64_t *places, int64_t k, int64_t place) {
+    int found = 0;
+    for (int64_t j = 0; j < k; j++) found |= places[j] == place;
+    return found;
+}
+
+// Where fewer than k are alive, the first of the others.
+static inline void fill(int64_t *place, int64_t k) {
+    int64_t next = 0;
+    for (int64_t n = 0; n < k; n++)
+        for (; place[n] < 0; next++)
+            if (!among(place, k, next)) place[n] = next;
+}
+
 // The places of the k largest of a row and what they are, the first of equals first.
 static void largest_k(const bf16 *row, int64_t size, int64_t k, int64_t *place, float *best) {
-    for (int64_t j = 0; j < k; j++) place[j] = j, best[j] = -INFINITY;
+    for (int64_t j = 0; j < k; j++) place[j] = -1, best[j] = -INFINITY;
     for (int64_t start = 0; start < size; start += CHUNK) {
         int64_t stop = start + CHUNK < size ? start + CHUNK : size;
         if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
         for (int64_t i = start; i < stop; i++) insert(up(row[i]), i, k, place, best);
     }
+    fill(place, k);
 }
 
 // Numbers below 2^52.
@@ -144,19 +159,13 @@ static inline float sum_of(const bf16 *row, const int64_t *ids, uint64_t key, do
     return up(row[i]) + heat * (noise < FAVOUR ? noise : FAVOUR);
 }
 
-static inline int among(const int64_t *places, int64_t k, int64_t place) {
-    int found = 0;
-    for (int64_t j = 0; j < k; j++) found |= places[j] == place;
-    return found;
-}
-
 // The same as `largest_k` of sums of logit and noise, `heat` times that of the tokens `ids` (null: the places); in the
 // order of their logits, which `best` gets. `likely` [k] is scratch.
 static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *ids, uint64_t key, double heat,
                        int64_t *place, float *best, int64_t *likely) {
     int64_t which[SPAN];
     largest_k(row, size, k, likely, best);  // first: few of the others then have a chance
-    for (int64_t j = 0; j < k; j++) place[j] = likely[j], best[j] = -INFINITY;
+    for (int64_t j = 0; j < k; j++) place[j] = -1, best[j] = -INFINITY;
     for (int64_t j = 0; j < k; j++) insert(sum_of(row, ids, key, heat, likely[j]), likely[j], k, place, best);
     for (int64_t start = 0; start < size; start += SPAN) {
         int64_t count = start + SPAN < size ? SPAN : size - start;
@@ -166,6 +175,7 @@ static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *
             if ((count < SPAN || which[i - start]) && !among(likely, k, i))
                 insert(sum_of(row, ids, key, heat, i), i, k, place, best);
     }
+    fill(place, k);
     for (int64_t n = 0; n < k; n++) {
         int64_t mine = place[n];
         best[n] = -INFINITY;

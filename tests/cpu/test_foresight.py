@@ -259,3 +259,15 @@ def test_candidates_are_those_that_noise_favours(size: int, k: int, heat: float,
             assert set(rows[r].tolist()) == set(np.argsort(-sums[r])[:k].tolist())
         torch.testing.assert_close(logp.double(), truth.gather(1, rows), rtol=1e-4, atol=1e-4)
         assert (logp[:, 1:] <= logp[:, :-1]).all()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("alive", [0, 1, 5])
+def test_where_few_tokens_are_alive_each_is_named_once(alive: int) -> None:
+    logits = torch.full((2, 70), -torch.inf).bfloat16()
+    logits[:, torch.arange(alive) * 13 + 1] = torch.arange(alive).bfloat16()
+    rows, logp = head_rows(logits, 8, None, Ahead(keys(1, 7, 2), 1.0))
+    for r in range(2):
+        assert len(set(rows[r].tolist())) == 8
+        named = {int(row) for row, p in zip(rows[r], logp[r], strict=True) if p > -torch.inf}
+        assert named == {13 * i + 1 for i in range(alive)}
