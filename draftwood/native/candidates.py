@@ -82,9 +82,9 @@ def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | 
     logits = logits.contiguous()
     places, scratch = (torch.from_numpy(np.empty((len(logits), k), np.int64)) for _ in range(2))
     logp = torch.from_numpy(np.empty((len(logits), k), np.float32))
-    keys, heat = (None, 0.0) if ahead is None else (ahead.keys.ctypes.data, ahead.heat)
-    named = None if ids is None or ahead is None else ids.data_ptr()
-    addresses = map(c_void_p, (logits.data_ptr(), places.data_ptr(), logp.data_ptr(), named, keys, scratch.data_ptr()))
+    keys, heat = (None, 0.0) if ahead is None else (torch.as_tensor(ahead.keys), float(ahead.heat))
+    given = (logits, places, logp, None if keys is None else ids, keys, scratch)
+    addresses = (c_void_p(None if part is None else part.data_ptr()) for part in given)
     sizes = map(c_int64, (*logits.shape, k))
     operators().functions.candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())
     return places, logp

@@ -253,8 +253,9 @@ def test_candidates_are_those_that_noise_favours(size: int, k: int, heat: float,
     tokens = np.arange(size) if ids is None else ids.numpy()
     sums = logits.double().numpy() + np.minimum(ahead.of(np.arange(4)[:, None], tokens), FAVOUR * heat)
     truth = torch.log_softmax(logits.double(), -1)
-    for form in (logits, logits.double(), logits.float()):
-        rows, logp = head_rows(form, k, ids, ahead)
+    placed = Ahead(torch.from_numpy(ahead.keys), torch.tensor(heat, dtype=torch.float64))  # as a device has it
+    for form, noise in itertools.product((logits, logits.double(), logits.float()), (ahead, placed)):
+        rows, logp = head_rows(form, k, ids, noise)
         for r in range(4):
             assert set(rows[r].tolist()) == set(np.argsort(-sums[r])[:k].tolist())
         torch.testing.assert_close(logp.double(), truth.gather(1, rows), rtol=1e-4, atol=1e-4)
