@@ -72,12 +72,12 @@ class Ahead:
         return [self.heat * -log(-log((found + 0.5) * 2.0**-BITS)) for found in bits]
 
 
-def perturbed(scores: Tensor, keys: Ints | Tensor) -> Tensor:
-    """Scores `[M, V]` in float64 with the noise of keys `[M]`: the largest of a row is a draw from its softmax."""
+def noisiest(scores: Tensor, keys: Ints | Tensor) -> Tensor:
+    """`[M]` places of the largest of scores `[M, V]` with the noise of keys `[M]`: draws from the rows' softmax."""
     import torch
 
     tokens = torch.arange(scores.shape[-1], device=scores.device)
-    return scores + gumbel_of(torch.as_tensor(keys, device=scores.device)[:, None], tokens)
+    return (scores + gumbel_of(torch.as_tensor(keys, device=scores.device)[:, None], tokens)).argmax(-1)
 
 
 def gumbel_of(keys: Tensor, tokens: Tensor) -> Tensor:

@@ -132,8 +132,7 @@ class HostRounds:
             asks = list(map(self._asks, asked))
             found = self._drafter.draft(asks)
         with clock("grow"):
-            pairs = zip(found, asked, strict=True)
-            found = [foreseen(draft, one.sampler.ahead) if one.foresees else draft for draft, one in pairs]
+            found = [foreseen(d, ask.ahead) if ask.ahead else d for d, ask in zip(found, asks, strict=True)]
             trees = list(map(grown, asked, found))
             self._require_known(trees, self._drafter.name)
         positions = (ask.depth if self._deepens else None for ask in asks)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftwood.errors import BadInput
-from draftwood.noise import HOTTEST, Ahead, Ints, keys, perturbed
+from draftwood.noise import HOTTEST, Ahead, Ints, keys, noisiest
 
 if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch the parameters still import
     from torch import Tensor
@@ -132,7 +132,7 @@ class Sampler:
         scores = self.process(logits, path)
         if self.sampling.greedy:
             return int(scores.max(0).indices)  # the first of equals, as argmax, in a quarter of its time
-        return int(perturbed(scores[None], self.keys(len(path))).argmax())
+        return int(noisiest(scores[None], self.keys(len(path))))
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """Scores [V] whose softmax is the processed distribution (greedy: whose argmax is the choice)."""

@@ -6,6 +6,7 @@ there is no second implementation of Philox, for one copy of 8 bytes per token o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.attention.triton_backend import missing
-from draftwood.noise import HOTTEST, Ahead, keys, perturbed
+from draftwood.noise import HOTTEST, Ahead, keys, noisiest
 from draftwood.sampling import Sampling
 
 ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide tree over a large vocabulary
@@ -112,6 +113,7 @@ class Dice:
         return scores.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
 
 
+@functools.cache  # a look at what Triton lacks takes as long as a draw
 def drawer(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     """What draws from scores `[M, V]` under keys `[M]`: one kernel, where the device can run it."""
     if device.type != "cuda" or missing(device):
@@ -119,8 +121,3 @@ def drawer(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     from draftwood.device import triton_draw
 
     return triton_draw.noisiest
-
-
-def noisiest(scores: Tensor, keys: Tensor) -> Tensor:
-    """Places `[M]` of the largest of scores `[M, V]` with noise."""
-    return perturbed(scores, keys).argmax(-1)

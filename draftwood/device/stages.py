@@ -55,7 +55,9 @@ class Stages:
     def draft(self) -> None:
         """draft, grow: a tree behind the root, none of whose nodes is too deep to be emitted."""
         self.catch_up()
-        self.grow(self.propose())
+        assert self.drafter is not None
+        ahead = self._state.dice.ahead(self._state.length + 1, self.drafter.max_depth)
+        self.grow(self.propose(ahead), ahead)
 
     def verify(self, width: int) -> None:
         """verify, accept, commit: the root and the first `state.n` nodes in a forward of `width` tokens."""
@@ -72,18 +74,18 @@ class Stages:
         state.drafted.copy_(state.length)
 
     @torch.inference_mode()
-    def propose(self) -> Candidates:
-        """`depth` times K candidates."""
+    def propose(self, ahead: Ahead | None = None) -> Candidates:
+        """`depth` times K candidates, those that noise `ahead` favours."""
         assert self.drafter is not None
-        return self.drafter.draft(self._state.root, self._state.length, self._candidates, self._ahead)
+        return self.drafter.draft(self._state.root, self._state.length, self._candidates, ahead)
 
     @torch.inference_mode()
-    def grow(self, draft: Candidates) -> None:
-        """A draft's tree into the buffers that `forward` and `accept` read."""
+    def grow(self, draft: Candidates, ahead: Ahead | None = None) -> None:
+        """A draft's tree, under noise `ahead`, into the buffers that `forward` and `accept` read."""
         state = self._state
-        # A node at depth d can only be emitted if d more tokens fit before the bonus token.
-        if (ahead := self._ahead) is not None:
+        if ahead is not None:
             draft = foreseen(draft, ahead)
+        # A node at depth d can only be emitted if d more tokens fit before the bonus token.
         tree = self._grower(draft, state.root, state.end - state.length - 2, state.most)
         for name in ("tokens", "parents", "depths", "mass", "count"):
             getattr(self._tree, name).copy_(getattr(tree, name))
@@ -118,12 +120,6 @@ class Stages:
         state.root.copy_(walked.bonus)
         state.length.add_(1 + walked.length)
         self.report.put_walk(walked)
-
-    @property
-    def _ahead(self) -> Ahead | None:
-        """The noise of the draws behind the root, if drafts may know it."""
-        assert self.drafter is not None
-        return self._state.dice.ahead(self._state.length + 1, self.drafter.max_depth)
 
     def _tokens(self, width: int) -> Tensor:
         return torch.cat([self._state.root, self._tree.tokens[1:width]])

@@ -1,4 +1,4 @@
-"""Scores with noise, and the largest of each row, in one pass over them: `noise.perturbed` in torch makes twenty."""
+"""Scores with noise, and the largest of each row, in one pass over them: `noise.noisiest` in torch makes twenty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REST, UNIT = tl.constexpr(64 - noise.BITS), tl.constexpr(2.0**-noise.BITS)
 
 
 def noisiest(scores: Tensor, keys: Tensor) -> Tensor:
-    """`[M]` places of the largest of scores `[M, V]` with the noise of keys `[M]`."""
+    """`noise.noisiest` on a GPU."""
     rows, size = scores.shape
     blocks = triton.cdiv(size, BLOCK)
     most = torch.empty(rows, blocks, dtype=torch.float64, device=scores.device)

@@ -80,10 +80,12 @@ def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | 
     Of those that the noise `ahead` of the tokens `ids` (or places) favours, if there is any.
     """
     logits = logits.contiguous()
-    places, scratch = (torch.from_numpy(np.empty((len(logits), k), np.int64)) for _ in range(2))
+    places = torch.from_numpy(np.empty((len(logits), k), np.int64))
     logp = torch.from_numpy(np.empty((len(logits), k), np.float32))
-    keys, heat = (None, 0.0) if ahead is None else (torch.as_tensor(ahead.keys), float(ahead.heat))
-    given = (logits, places, logp, None if keys is None else ids, keys, scratch)
+    names, keys, scratch, heat = None, None, None, 0.0
+    if ahead is not None:
+        names, keys, scratch, heat = ids, torch.as_tensor(ahead.keys), torch.empty_like(places), float(ahead.heat)
+    given = (logits, places, logp, names, keys, scratch)
     addresses = (c_void_p(None if part is None else part.data_ptr()) for part in given)
     sizes = map(c_int64, (*logits.shape, k))
     operators().functions.candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())

@@ -10,10 +10,11 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
+from draftwood.device.draw import drawer
 from draftwood.device.mail import Mail, sent
 from draftwood.drafters.lattice import top_k
 from draftwood.native import candidates as compiled
-from draftwood.noise import keys, perturbed
+from draftwood.noise import keys
 from draftwood.train.jobs import SELF_TEMPERATURE, SELF_TOKENS, Job, Template
 from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
@@ -208,7 +209,7 @@ def _draw_hot(logits: Tensor, tokens: Tensor, hot: Sequence[int], heat: Sequence
     places, temperatures, own = (sent(values, logits.device) for values in (hot, heat, under))
     few = FEW if logits.device.type == "cpu" else len(logits)
     for some, heated, keyed in zip(places.split(few), temperatures.split(few), own.split(few), strict=True):
-        tokens[some] = perturbed(logits[some].float() / heated[:, None], keyed).argmax(-1).to(tokens.dtype)
+        tokens[some] = drawer(logits.device)(logits[some].float() / heated[:, None], keyed).to(tokens.dtype)
 
 
 def key(seed: int, job: int, place: int) -> int:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.device.ancestors import lineage
-from draftwood.device.draw import Dice, Kind, noisiest
-from draftwood.noise import keys
+from draftwood.device.draw import Dice, Kind
+from draftwood.noise import keys, noisiest
 from draftwood.sampling import Sampler, Sampling
 
 VOCAB = 31

@@ -21,7 +21,7 @@ from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
-from draftwood.noise import keys, perturbed
+from draftwood.noise import keys, noisiest
 from draftwood.sampling import Sampling, warp
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
@@ -348,7 +348,7 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
     for row in range(4):
         scores = warp(found[row].float(), sampling)
         for key in keys(size, row, 20):
-            assert drawn(found, row, sampling, int(key)) == int(perturbed(scores[None], key[None]).argmax())
+            assert drawn(found, row, sampling, int(key)) == int(noisiest(scores[None], key[None]))
     apart = torch.stack([found, found], -1).flatten(1)[:, ::2]
     assert drawn(apart, 3, sampling, 7) == drawn(found, 3, sampling, 7)
 

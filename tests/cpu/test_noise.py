@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.noise import gumbel, keys, perturbed
+from draftwood.noise import gumbel, gumbel_of, keys
 
 SPLITMIX = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
 
@@ -44,7 +44,7 @@ def test_noise_of_neighbours_is_independent() -> None:
         assert abs((ours * other).mean()) < 3.5 * rows.var() / math.sqrt(other.size)
 
 
-def test_scores_are_perturbed_by_the_same_noise() -> None:
+def test_a_device_makes_the_same_noise() -> None:
     under = keys(5, 2, 3)
-    found = perturbed(torch.zeros(3, 300, dtype=torch.float64), torch.from_numpy(under))
+    found = gumbel_of(torch.from_numpy(under)[:, None], torch.arange(300))
     np.testing.assert_allclose(found.numpy(), gumbel(under[:, None], np.arange(300)), rtol=1e-13, atol=1e-13)

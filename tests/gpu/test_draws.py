@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.device.draw import drawer, noisiest
+from draftwood.device.draw import drawer
 from draftwood.drafters.lattice import head_rows
-from draftwood.noise import Ahead, gumbel, keys, perturbed
+from draftwood.noise import Ahead, gumbel, gumbel_of, keys, noisiest
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -16,7 +16,7 @@ CUDA = torch.device("cuda")
 
 def test_noise_is_the_hosts() -> None:
     under = keys(5, 2, 3)
-    found = perturbed(torch.zeros(3, 1000, dtype=torch.float64, device=CUDA), torch.from_numpy(under).to(CUDA))
+    found = gumbel_of(torch.from_numpy(under).to(CUDA)[:, None], torch.arange(1000, device=CUDA))
     np.testing.assert_allclose(found.cpu().numpy(), gumbel(under[:, None], np.arange(1000)), rtol=1e-12, atol=1e-12)
 
 
