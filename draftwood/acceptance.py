@@ -9,6 +9,7 @@ the drafter is sure of can raise p by no more than that. Formulas: docs/policies
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -37,8 +38,9 @@ LEAST_GROWN = 8  # nodes that are always grown
 SHALLOWEST = 3  # positions that are always drafted: a look at a drafter that failed must be able to show better
 WORTH = 12.0  # times its price that a position must bring if all tokens behind it were won: other nodes win some, too
 JUDGED = 2.0  # rounds that the model's opinion of recent trees counts as, beside what became of them
+LOOKED_AT = 32  # rounds, the latest, of which it has one
 STEADY = 4  # the outlook is formed anew when the rounds behind it grew by one in so many
-TOGETHER = 4  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
+TOGETHER = 8  # rounds learned from at once: beside forwards, which empty the caches, in half the time of one by one
 CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts count as at the start of one
 RECALLED = 4.0  # the same of texts of an earlier process, which may have been of another kind
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
@@ -55,7 +57,7 @@ class AcceptanceModel:
         self.weights = NEUTRAL.copy()  # a, b, e, c
         self._inform(PRIOR)
         self._recent = Recent()
-        self._unlearned: list[tuple[Floats, Ints, Array]] = []  # of nodes: masses, depths, which were accepted
+        self._unlearned: list[Round] = []
         self._paths: deque[int] = deque(maxlen=SHAPED)  # nodes that each of them accepted
         self._depth = SHALLOWEST
         self._widths: deque[int] = deque(maxlen=SHAPED)  # the most nodes of one depth that each of them verified
@@ -143,7 +145,7 @@ class AcceptanceModel:
             return
         self._unjudged += 1 + self._idle
         if round.n:
-            self._unlearned.append((round.mass, round.depths, _accepted(round)))
+            self._unlearned.append(round)
             if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
                 self._learn()
             whole = round.n == round.grown
@@ -180,7 +182,7 @@ class AcceptanceModel:
         recent, weight = self._recent, self._recent.weight
         shares, came = np.array(recent.shares) / weight, np.array(recent.emitted)
         self._verified = np.array(recent.sizes), shares
-        expected = 1 + np.repeat(shares, recent.sizes) @ _sigmoid(recent.features @ self.weights)
+        expected = self._expected()
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
@@ -191,6 +193,12 @@ class AcceptanceModel:
         variance += BETWEEN**2 / (1 + self._own) / max(1, self._texts - 1) if self._texts else 0.0
         variance += KINDS**2 / (1 + self._since)  # all that was recalled may be of texts of another kind
         return Prospect(float(tokens), float(shares @ recent.sizes), float(np.sqrt(variance)))
+
+    def _expected(self) -> float:
+        """Tokens of a recent round, as the model has it; of the latest ones, for it counts where there are few."""
+        shares, sizes = np.array(self._recent.shares[-LOOKED_AT:]), self._recent.sizes[-LOOKED_AT:]
+        likely = _sigmoid(self._recent.features(LOOKED_AT) @ self.weights)
+        return float(1 + np.repeat(shares / shares.sum(), sizes) @ likely)
 
     def outlook(self, costs: Costs) -> Outlook:
         """Tokens per second to expect, and to hope for, of a drafted round like the recent ones, over plain ones."""
@@ -267,8 +275,10 @@ class AcceptanceModel:
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""
-        mass, depths, accepted = (np.concatenate(rows) for rows in zip(*self._unlearned, strict=True))
-        features = features_of(mass, depths)
+        mass, depths = (
+            np.concatenate(rows) for rows in zip(*((r.mass, r.depths) for r in self._unlearned), strict=True)
+        )
+        features, accepted = features_of(mass, depths), _accepted(self._unlearned)
         memory = MEMORY ** len(self._unlearned)
         self._unlearned.clear()
         p = _sigmoid(features @ self.weights)
@@ -316,10 +326,13 @@ def temperature_bucket(temperature: float) -> float:
     return 0.0 if temperature == 0 else max(round(2 * min(temperature, HOTTEST)) / 2, 0.5)
 
 
-def _accepted(round: Round) -> Array:
-    """`[n]`: 1 for each node that was accepted."""
-    accepted = np.zeros(round.n)
-    accepted[np.array(round.path, np.int64) - 1] = 1
+def _accepted(rounds: Sequence[Round]) -> Array:
+    """`[N]`: 1 for each node of all rounds that was accepted."""
+    accepted = np.zeros(sum(round.n for round in rounds))
+    start = -1  # of the root's node, which is none of them
+    for round in rounds:
+        accepted[[start + node for node in round.path]] = 1
+        start += round.n
     return accepted
 
 

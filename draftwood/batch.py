@@ -18,7 +18,6 @@ from math import inf
 from typing import NamedTuple
 
 from draftwood.accept import Likelihood, Verdict
-from draftwood.acceptance import TOGETHER
 from draftwood.choosing import Chooser, Load, mean_context
 from draftwood.clock import Clock
 from draftwood.latency import LatencyModel, reach
@@ -30,7 +29,8 @@ from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
 SURPRISING = 1.2  # times the expected seconds of a forward
-MOST_TOGETHER = 12  # rounds whose seconds are learned from at once, in a long text
+# Rounds whose seconds are learned from at once: at first, and of all that are known one in so many, at most.
+SECONDS_TOGETHER, ONE_IN, MOST_TOGETHER = 4, 8, 32
 CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
 
 Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
@@ -114,7 +114,6 @@ class Batch:
         self._chooser = Chooser(rounds, drafts, latency_of, offline)
         self._begun: _Begun | None = None
         self._timed: list[_Timed] = []
-        self._together = TOGETHER  # rounds that are learned from at once
         self._learning_s = 0.0  # of one of those that were learned from last
         self._drafted = False  # in the latest round
 
@@ -227,13 +226,14 @@ class Batch:
         return records
 
     def _learn_seconds(self, clock: Clock) -> None:
-        """Every so many rounds, more of them in a long text, and at once where one was far off. Each round's `observe`
+        """Every so many rounds, the more the more are known, and at once where one was far off. Each round's `observe`
         pays the same part of it, or one of them would look dear."""
-        if len(self._timed) == self._together or (self._timed and self._timed[-1].surprises):
-            start, rounds = time.perf_counter(), len(self._timed)
+        rounds, known = len(self._timed), self._latency_of(len(self.requests)).seen
+        due = min(max(SECONDS_TOGETHER, known // ONE_IN), MOST_TOGETHER)
+        if rounds >= due or (self._timed and self._timed[-1].surprises):
+            start = time.perf_counter()
             self._learn()
             self._learning_s = (time.perf_counter() - start) / rounds
-            self._together = min(max(self._together, rounds + 1), MOST_TOGETHER)
         clock.add("observe", self._learning_s)
 
     def _learn(self) -> None:

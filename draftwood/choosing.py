@@ -18,6 +18,7 @@ from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
 ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
+ALIKE, KEPT = 8, 7  # choices of a lone request that came out alike, and rounds that then do without another one
 SETTLED = 1.25  # expected gain of a lone request from which on it drafts so many rounds for each question
 
 
@@ -64,6 +65,7 @@ class Chooser:
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
         self._settled = 0  # rounds that a lone request goes on to draft before it is asked
+        self._chosen = _Chosen()  # for a lone request
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
@@ -137,6 +139,10 @@ class Chooser:
         ]
         if not any(proposed):
             return trees
+        if len(writing) == 1 and writing[0].policy.calibrated:
+            request, tree = writing[0], trees[0]
+            n = self._chosen(lambda: request.policy.choose(_mass(request, tree, True), costs[request.policy]))
+            return [tree[:n]]
         groups = load.groups
         masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
         sizes = [
@@ -151,6 +157,24 @@ class Chooser:
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
                 sizes[i] = n
         return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class _Chosen:
+    """Choices that came out alike for so long that the next ones will: choosing takes half a percent of a round."""
+
+    n: int = -1
+    alike: int = 0
+    kept: int = 0  # rounds for which the last one still holds
+
+    def __call__(self, choose: Callable[[], int]) -> int:
+        if self.kept:
+            self.kept -= 1
+            return self.n
+        n = choose()
+        self.alike = self.alike + 1 if n == self.n else 1
+        self.n, self.kept = n, KEPT if n and self.alike >= ALIKE else 0
+        return n
 
 
 def mean_context(requests: Sequence[Request]) -> int:

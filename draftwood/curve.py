@@ -227,17 +227,26 @@ def extended(x: Array, knots: Array, values: Array) -> Array:
 
 def seconds_at(width: int, seconds: Array) -> float:
     """Of a forward of `width` tokens, given those at `WIDTHS`."""
-    known = width <= WIDTHS[-1]
-    return float(parts_of(width) @ seconds if known else extended(np.array([float(width)]), WIDTHS, seconds)[0])
+    if width > WIDTHS[-1]:
+        return float(extended(np.array([float(width)]), WIDTHS, seconds)[0])
+    left, right = between(width)  # two numbers: a product with `parts_of` takes as long as all the rest of a prediction
+    return float(seconds[left] + right * (seconds[left + 1] - seconds[left]))
+
+
+@functools.cache
+def between(width: int) -> tuple[int, float]:
+    """Where the wider of the two widths around `width` stands, less one, and how much of a forward that one is."""
+    place = float(np.interp(width, WIDTHS, np.arange(len(WIDTHS))))  # a wider one than all counts as the last
+    left = min(int(place), len(WIDTHS) - 2)
+    return left, place - left
 
 
 @functools.cache
 def parts_of(width: int) -> Array:
     """`[len(WIDTHS)]` how much of a forward of `width` tokens each of the two widths around it is."""
-    place = float(np.interp(width, WIDTHS, np.arange(len(WIDTHS))))  # a wider one than all counts as the last
-    left = min(int(place), len(WIDTHS) - 2)
+    left, right = between(width)
     parts = np.zeros(len(WIDTHS))
-    parts[left : left + 2] = left + 1 - place, place - left
+    parts[left : left + 2] = 1 - right, right
     return parts
 
 

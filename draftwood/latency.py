@@ -261,6 +261,11 @@ class LatencyModel:
                 self._learned, self._pace = Learned(), 0.0
             self._trial = None
 
+    @property
+    def seen(self) -> int:
+        """Rounds that it learned from lately."""
+        return len(self._latest)
+
     def errors(self) -> dict[str, Errors]:
         """How far the predictions of the latest rounds were off, by part."""
         return prediction_errors(self._latest)

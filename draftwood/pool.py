@@ -33,11 +33,15 @@ STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one woul
 EVIDENCE = 4.0  # choices that a share's first guess counts for
 MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
-TRIAL, RECENT = 64, 0.004  # choices before pooling is judged; weight of the newest
+TRIAL = 64  # choices in each of which pooling is judged before it is trusted
+RECENT, RARE = 0.004, 0.016  # weight of the newest, and of one that is judged now and then
 # Probability that pooling must add to the chosen tokens. Trees of 5 nodes get exp(1.4 gain) times as many tokens
-# (docs/log.md), and pooling takes 3 to 4 % of a round: more than this is more tokens per second.
-WORTH = 0.03
-SELDOM = 4  # drafts of which one is pooled all the same, to be judged: most of what pooling takes is for learning
+# (docs/log.md), and pooling takes 3 to 4 % of a round: more than this is more tokens per second. Estimates waver by
+# 0.02, so what has not paid yet must seem to bring twice as much.
+WORTH, PROVEN = 0.03, 0.06
+# Drafts of which one is pooled all the same, to be judged: where pooling promises something, and elsewhere. Most of
+# what it takes is for learning.
+OFTEN, SELDOM = 4, 16
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class Weights:
     evidence: dict[Hashable, list[float]] = field(default_factory=dict)  # choices for the others and for the opinion
     gain: float = 0.0  # probability that the pool adds to the first lattice's of a chosen token
     choices: int = 0
+    worth: bool = False  # whether pooling pays
 
     def share(self, opinion: Opinion) -> float:
         """The opinion's share w in the mixture."""
@@ -67,13 +72,21 @@ class Weights:
     def judge(self, pooled: float, alone: float) -> None:
         """A token was chosen that the pool gave probability `pooled` and the first lattice alone `alone`."""
         self.choices += 1
-        step = max(RECENT if self.worth else SELDOM * RECENT, 1 / self.choices)
+        step = max(RECENT if self.worth else RARE, 1 / self.choices)
         self.gain += step * (pooled - alone - self.gain)
+        self.worth = not self.on_trial and self.gain > (WORTH if self.worth else PROVEN)
 
     @property
-    def worth(self) -> bool:
-        """Whether pooling pays."""
-        return self.choices < TRIAL or self.gain > WORTH
+    def on_trial(self) -> bool:
+        """Whether too little is known to say: first weights may do harm, so such a pool is judged and not followed."""
+        return self.choices < TRIAL
+
+    @property
+    def every(self) -> int:
+        """Drafts of which one is to be pooled."""
+        if self.on_trial or self.worth:
+            return 1
+        return OFTEN if self.gain > WORTH / 2 else SELDOM
 
 
 Place: TypeAlias = tuple[int, int, tuple[Any, ...]]  # depth, token, each expert's own place

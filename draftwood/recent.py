@@ -16,6 +16,7 @@ Depths: TypeAlias = Ints | Array
 
 FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logarithms would drown all others
 KEPT = 128  # rounds
+TINY = 1e-100  # a scale from which on shares are written out anew
 HANDED_ON = 16  # rounds that stand for all of them in a later process
 
 
@@ -28,43 +29,50 @@ class Recent:
         self.sizes: list[int] = []  # nodes of each
         self.emitted: list[float] = []  # tokens that each gave, the bonus token included
         self.confidences: list[float] = []  # the target's before each; NaN if unknown
-        self.shares: list[float] = []  # what each weighs
+        self._shares: list[float] = []  # what each weighs, over `_scale`: so that a fading touches one number
+        self._scale = 1.0
         self.weight = 0.0  # of all
         self._known = self._sure = 0.0  # of those whose confidence is known, and with it as a factor
 
     def __len__(self) -> int:
-        return len(self.shares)
+        return len(self.sizes)
+
+    @property
+    def shares(self) -> list[float]:
+        """What each weighs."""
+        return [self._scale * share for share in self._shares]
 
     @property
     def confidence(self) -> float:
         """The target's, on average; NaN if unknown."""
         return self._sure / self._known if self._known else nan
 
-    @property
-    def features(self) -> Array:
-        """`[N, 4]` of the nodes of all rounds, one behind the other."""
-        return features_of(
-            np.concatenate(self._masses, dtype=np.float64), np.concatenate(self._depths, dtype=np.float64)
-        )
+    def features(self, latest: int) -> Array:
+        """`[N, 4]` of the nodes of so many rounds, one behind the other."""
+        masses, depths = self._masses[-latest:], self._depths[-latest:]
+        return features_of(np.concatenate(masses, dtype=np.float64), np.concatenate(depths, dtype=np.float64))
 
     def copy(self) -> Recent:
         made = Recent()
-        made.weight, made._known, made._sure = self.weight, self._known, self._sure
+        made.weight, made._scale, made._known, made._sure = self.weight, self._scale, self._known, self._sure
         for rows, row in zip(made._rows(), self._rows(), strict=True):
             rows.extend(row)
         return made
 
     def fade(self, factor: float) -> None:
-        self.shares = [factor * share for share in self.shares]
+        if self._scale < TINY:
+            self._shares, self._scale = self.shares, 1.0
+        self._scale *= factor
         self.weight, self._known, self._sure = factor * self.weight, factor * self._known, factor * self._sure
 
     def add(self, mass: Mass, depths: Depths, emitted: float, confidence: float, share: float = 1.0) -> None:
         """One more round; the oldest one goes if there are too many."""
         if len(self) == KEPT:
-            self._count(-self.shares[0], self.confidences[0])
+            self._count(-self._scale * self._shares[0], self.confidences[0])
             for row in self._rows():
                 del row[0]
         self._count(share, confidence)
+        share /= self._scale
         for row, value in zip(self._rows(), (mass, depths, len(mass), emitted, confidence, share), strict=True):
             row.append(value)
 
@@ -74,7 +82,7 @@ class Recent:
             self._known, self._sure = self._known + share, self._sure + share * confidence
 
     def _rows(self) -> tuple[list[Any], ...]:
-        return self._masses, self._depths, self.sizes, self.emitted, self.confidences, self.shares
+        return self._masses, self._depths, self.sizes, self.emitted, self.confidences, self._shares
 
     def to_json(self) -> list[dict[str, object]]:
         """A few rounds, from the poorest to the richest, that stand for all of them: the same mean, the same spread."""

@@ -20,7 +20,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
-from draftwood.pool import SELDOM, Pool, View, Weights
+from draftwood.pool import Pool, View, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Tree
@@ -120,7 +120,7 @@ class Pooled(Learner, Carded):
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
         self._said: list[Said] = []
         self.weights = Weights()
-        self._drafts = 0  # since pooling was worth its time
+        self._drafts = 0  # since one was pooled
 
     @staticmethod
     def comments(part: object) -> bool:
@@ -172,7 +172,7 @@ class Pooled(Learner, Carded):
             # The one that the pool will prefer may be far down in the drafter's own order.
             own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
             proposals[i] = part.draft(own)
-        self._drafts = 0 if self.weights.worth else self._drafts + 1
+        self._drafts = 0 if self._drafts + 1 >= self.weights.every else self._drafts + 1
         return [
             self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
         ]
@@ -236,7 +236,7 @@ class Pooled(Learner, Carded):
     @property
     def _listens(self) -> bool:
         """Whether this round is pooled, be it only to be judged."""
-        return self._drafts % SELDOM == 0
+        return self._drafts == 0
 
     @property
     def _learned(self) -> int:

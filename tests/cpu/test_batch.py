@@ -15,7 +15,7 @@ from draftwood import registry
 from draftwood.acceptance import TRIALS, AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
-from draftwood.choosing import Load
+from draftwood.choosing import ALIKE, KEPT, Load
 from draftwood.engine import Engine
 from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
@@ -25,7 +25,7 @@ from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import Lattice, chain_tree
+from draftwood.tree import Floats, Lattice, chain_tree
 from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
 
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
@@ -43,6 +43,8 @@ def costs(draft_s: float, per_token: float, nodes: int, requests: int) -> Costs:
 
 class Known:
     """A latency model that learns nothing: a token costs a twentieth of a plain step, a draft a fifth of it."""
+
+    seen = 0
 
     def costs(self, n_max: int, context: int) -> Costs:
         verify = 1.0 + 0.05 * np.arange(1 + n_max)
@@ -335,6 +337,34 @@ def test_a_lone_request_that_gains_much_is_asked_in_every_fourth_round(
     made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
     drafted = sum(s.round.drafted for s in made.run(PROMPT, 200, policy=Counting(2)) if s.round)
     assert drafted > 60 and Counting.asked == pytest.approx(TRIALS + share * (drafted - TRIALS), abs=4)
+
+
+class Choosing(Bastion):
+    """Counts how often it chooses; if it `wavers`, every fourth choice is another one."""
+
+    chosen: ClassVar[int] = 0
+    wavers: ClassVar[bool] = False
+
+    def drafts(self, outlook: Outlook) -> bool:
+        return True
+
+    def choose(self, mass: Floats, costs: Costs) -> int:
+        Choosing.chosen += 1
+        return 2 if self.wavers and Choosing.chosen % 4 == 0 else 1
+
+
+class Wavering(Choosing):
+    wavers: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("policy", "share"), [(Choosing, 1 / (1 + KEPT)), (Wavering, 1)])
+def test_choices_that_come_out_alike_are_kept_for_a_while(target: Target, policy: type[Choosing], share: float) -> None:
+    made, Choosing.chosen = engine(target, Noisy("noisy")), 0
+    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    rounds = [s.round for s in made.run(PROMPT, 200, policy=policy(64)) if s.round]
+    drafted = sum(round.drafted for round in rounds)
+    assert drafted > 60 and Choosing.chosen == pytest.approx(ALIKE + share * (drafted - ALIKE), abs=2)
+    assert {round.n for round in rounds if round.drafted} <= {1, 2}
 
 
 class Joining(Bastion):

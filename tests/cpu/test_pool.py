@@ -18,7 +18,7 @@ from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.experts import LatticeExpert, TreeExpert
 from draftwood.grow import beam, chain, grow
-from draftwood.pool import FLOOR, STEP, Pool, Weights
+from draftwood.pool import FLOOR, PROVEN, STEP, TRIAL, WORTH, Pool, Weights
 from draftwood.successors import Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from tests.reference import Branching, Noisy, lattice, tiny_dflash, tiny_target
@@ -174,7 +174,7 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
 
 def test_what_is_worthless_is_switched_off() -> None:
     """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone, and seldom
-    is there a pool that could be judged."""
+    is there a pool that could be judged once its trial is over."""
     made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
     state, root, alone, judged = made.open(8), 0, [], []
     for _ in range(600):
@@ -186,8 +186,26 @@ def test_what_is_worthless_is_switched_off() -> None:
         made._recycling.table.learn([root], [[(chosen + 1) % 97]], [[0.9]])
         made.extend(state, [root], None)
         root = chosen
-    assert not any(alone[:50]) and all(judged[:50])
-    assert np.mean(alone[-300:]) > 0.9 and np.mean(judged[-300:]) < 0.4
+    assert all(alone) and all(judged[:TRIAL])
+    assert np.mean(judged[-300:]) < 0.4
+
+
+def test_what_pays_is_followed_once_it_has_shown_so() -> None:
+    """A drafter that knows nothing, beside a table that knows what comes next: no draft on trial heeds the table."""
+    made, root, alone = Pooled([Noisy("noisy", max_depth=1), Recycling()]), 0, []
+    state = made.open(8)
+    for _ in range(2 * TRIAL):
+        alone.append(isinstance(made.draft([Request(state, root, V)])[0], Lattice))
+        chosen = (7 * root + 3) % V
+        made._recycling.table.learn([root], [[chosen]], [[0.9]])
+        made.extend(state, [root], None)
+        root = chosen
+    assert all(alone[:TRIAL]) and not any(alone[-16:])
+    made.weights.judge(0.0, 0.9)
+    assert made.weights.worth, "one bad choice says little"
+    while made.weights.worth:
+        made.weights.judge(0.4, 0.4)
+    assert made.weights.gain <= WORTH < PROVEN
 
 
 def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> None:
@@ -230,8 +248,8 @@ def test_drafts_of_which_nothing_is_verified_are_judged_by_all_that_follows() ->
     made, rng = Pooled([Noisy("noisy", max_depth=4), Recycling()]), np.random.default_rng(0)
     state, root, rounds = made.open(8), 0, 30  # so few that pooling is on trial
     for _ in range(rounds):
-        pool = made.draft([Request(state, root, V)])[0]
-        first = next(token for _, token, _ in pool.children(pool.start()))
+        made.draft([Request(state, root, V)])
+        first = next(token for _, token, _ in state.pool.children(state.pool.start()))
         made.extend(state, [root], None)
         root = first if rng.random() < 2 / 3 else int(rng.integers(V))
     assert made.weights.choices > 1.5 * rounds
