@@ -98,6 +98,7 @@ def pairs(rows: Tensor, logp: Tensor, before: Tensor, after: Tensor) -> Tensor:
     out = torch.empty(max(depths - 1, 0), k, k)
     tensors = (rows.contiguous(), logp.contiguous(), before, after, out)
     sizes = map(c_int64, (depths, k, before.shape[1]))
-    if operators().functions.pair_scores(*(c_void_p(tensor.data_ptr()) for tensor in tensors), *sizes):
+    addresses = (c_void_p(tensor.data_ptr()) for tensor in tensors)
+    if operators().functions.pair_scores(*addresses, *sizes, torch.get_num_threads()):
         raise BadModel(f"{k} candidates of a depth found no memory for their scores.")
     return out

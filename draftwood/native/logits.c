@@ -200,36 +200,44 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t 
     }
 }
 
-// log p of each of k candidates of a depth, given each of the depth before, [depths - 1, k, k]: `before` of the one times
-// `after` of the other, [any, rank], and the other's logp [depths, k]; what is no candidate keeps its share. `rows`
-// [depths, k] say which candidates. Returns 0, or 1 if memory ran out.
-int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
-                int64_t depths, int64_t k, int64_t rank) {
+// log p of each of k candidates `to`, given each of those before, `from`: `before` of the one times `after` of the other, of
+// `rank` numbers, and the other's logp [k]; what is no candidate keeps its share. Returns 0, or 1 if memory ran out.
+static int score_pairs(const int64_t *from, const int64_t *to, const float *logp, const bf16 *before, const bf16 *after,
+                       float *out, int64_t k, int64_t rank) {
     int64_t vectors = (k + LANES - 1) / LANES, wide = vectors * LANES;
     vec *turned = aligned_alloc(sizeof *turned, (rank + 1) * vectors * sizeof *turned);
     if (!turned) return 1;
     float *lanes = (float *)turned, *scores = lanes + rank * wide;  // `after` of the candidates, one a lane; scores
-    for (int64_t d = 1; d < depths; d++) {
-        const int64_t *from = rows + (d - 1) * k, *to = rows + d * k;
-        float rest = 1.0f;
-        for (int64_t b = 0; b < k; b++) rest -= expf(logp[d * k + b]);
-        for (int64_t b = 0; b < wide; b++)
-            for (int64_t i = 0; i < rank; i++) lanes[i * wide + b] = b < k ? up(after[to[b] * rank + i]) : 0.0f;
-        for (int64_t a = 0; a < k; a++, out += k) {
-            const bf16 *mine = before + from[a] * rank;
-            for (int64_t b = 0; b < wide; b++) scores[b] = b < k ? logp[d * k + b] : NEVER;
-            vec sum = {0};
-            for (int64_t v = 0; v < vectors; v++) {
-                vec score = turned[rank * vectors + v];
-                for (int64_t i = 0; i < rank; i++) score += up(mine[i]) * turned[i * vectors + v];
-                sum += exponential(score), turned[rank * vectors + v] = score;
-            }
-            float all = logf(total((float *)&sum) + (rest > 0.0f ? rest : 0.0f));
-            for (int64_t b = 0; b < k; b++) out[b] = scores[b] - all;
+    float rest = 1.0f;
+    for (int64_t a = 0; a < k; a++)
+        for (int64_t i = 0; i < rank; i += LINE / 2) later(before + from[a] * rank + i);
+    for (int64_t b = 0; b < k; b++) rest -= expf(logp[b]);
+    for (int64_t b = 0; b < wide; b++)
+        for (int64_t i = 0; i < rank; i++) lanes[i * wide + b] = b < k ? up(after[to[b] * rank + i]) : 0.0f;
+    for (int64_t a = 0; a < k; a++, out += k) {
+        const bf16 *mine = before + from[a] * rank;
+        for (int64_t b = 0; b < wide; b++) scores[b] = b < k ? logp[b] : NEVER;
+        vec sum = {0};
+        for (int64_t v = 0; v < vectors; v++) {
+            vec score = turned[rank * vectors + v];
+            for (int64_t i = 0; i < rank; i++) score += up(mine[i]) * turned[i * vectors + v];
+            sum += exponential(score), turned[rank * vectors + v] = score;
         }
+        float all = logf(total((float *)&sum) + (rest > 0.0f ? rest : 0.0f));
+        for (int64_t b = 0; b < k; b++) out[b] = scores[b] - all;
     }
     free(turned);
     return 0;
+}
+
+// The same for each depth but the first, [depths - 1, k, k]: `rows` [depths, k] say which candidates.
+int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
+                int64_t depths, int64_t k, int64_t rank, int threads) {
+    int failed = 0;
+#pragma omp parallel for num_threads(threads) reduction(| : failed) if (depths * k * k * rank > SMALL / 4)
+    for (int64_t d = 1; d < depths; d++)
+        failed |= score_pairs(rows + (d - 1) * k, rows + d * k, logp + d * k, before, after, out + (d - 1) * k * k, k, rank);
+    return failed;
 }
 
 // Which tokens may be drawn: those of logits from `least` on, before the place `from` only of those above. They weigh exp of
