@@ -173,6 +173,7 @@ def bench_grid(
     prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
+    most: Annotated[int | None, typer.Option(help="Prompts of a cell that its intervals leave open.")] = None,
     max_new_tokens: MaxNewTokens = 64,
     cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,
@@ -188,7 +189,7 @@ def bench_grid(
 
     from draftwood.bench.grid import GridOptions, run_grid
 
-    options = GridOptions(out, [*(prompts or []), *(more or [])], limit, max_new_tokens, cells, full, seed)
+    options = GridOptions(out, [*(prompts or []), *(more or [])], limit, max_new_tokens, cells, full, seed, most)
     model = partial(load, target, drafter, dtype=dtype, device=device, target_path=target_path)
     run_grid(options, model, Console(stderr=True))
 

@@ -17,7 +17,18 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
-from draftwood.bench.grid_table import FIXED, FIXED_ON_GPU, NEW, OURS, Cell, Place, budgets, write_table
+from draftwood.bench.grid_table import (
+    FIXED,
+    FIXED_ON_GPU,
+    LEAST_OF_FIXED,
+    LEAST_OF_PLAIN,
+    NEW,
+    OURS,
+    Cell,
+    Place,
+    budgets,
+    write_table,
+)
 from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
 from draftwood.bench.records import check_writable
@@ -55,10 +66,13 @@ class GridOptions:
     cells: int | None = None  # only the first so many that are missing
     full: bool = False  # every context in every cell, three times as many
     seed: int = 0
+    most: int | None = None  # prompts of a cell of which `limit` leave open whether it holds; None: no more
 
     def __post_init__(self) -> None:
         if min(self.limit, self.cells or 1) < 1 or self.max_new_tokens < 2:
             raise BadInput("--limit and --cells must be 1 or more, --max-new-tokens 2 or more.")
+        if self.most is not None and self.most < self.limit:
+            raise BadInput(f"--most {self.most} is below --limit {self.limit}; give it as many prompts or more.")
 
 
 def places(datasets: Sequence[str], full: bool) -> list[Place]:
@@ -207,7 +221,10 @@ def measure_cell(
         rounds += answers[OURS].rounds
         if i + 1 == SIEVE:
             ran = sieved(ran, totals)
-    cell = summarize(place, totals, rounds, time.perf_counter() - start, options.seed)
+        asked = {method: total[: i + 1] for method, total in totals.items()}
+        if i + 1 >= options.limit and settled(asked, options.seed):
+            break
+    cell = summarize(place, asked, rounds, time.perf_counter() - start, options.seed)
     return replace(cell, paused=1 - seconds / wall_s)
 
 
@@ -239,7 +256,7 @@ def race(
 
 def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
     rates = {method: rate(t) for method, t in totals.items()}
-    best = max((method for method in budgets(totals) if totals[method].all()), key=lambda method: rates[method])
+    best = best_of(totals)
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,
@@ -252,7 +269,20 @@ def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], 
         float(np.mean([r.drafted for r in rounds])) if rounds else 0.0,
         seconds,
         {width: widths.count(width) for width in sorted(set(widths))},
+        prompts=len(totals[OURS]),
     )
+
+
+def settled(totals: Mapping[str, Totals], seed: int) -> bool:
+    """Whether the intervals say of both bounds on which side of them the cell is."""
+    pairs = ((PLAIN, LEAST_OF_PLAIN), (best_of(totals), LEAST_OF_FIXED))
+    intervals = [(bootstrap(totals[OURS], totals[method], seed), least) for method, least in pairs]
+    return all(bounds is not None and not bounds[0] < least <= bounds[1] for bounds, least in intervals)
+
+
+def best_of(totals: Mapping[str, Totals]) -> str:
+    """The fastest of the fixed budgets that answered all prompts."""
+    return max((method for method in budgets(totals) if totals[method].all()), key=lambda method: rate(totals[method]))
 
 
 def rate(total: Totals) -> float:
@@ -264,7 +294,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     """Measure what is missing and write groups.jsonl, grid.json and README.md into `options.out`."""
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
-    sets = {name: prompts[: options.limit] for name, prompts in whole.items()}
+    sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
     if not sets:
         raise BadInput("There are no prompts; name data sets or files with --prompts.")
     llm = load()
@@ -280,7 +310,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
     for number, place in enumerate(usable[: options.cells], 1):
-        ahead = beside(whole, place.dataset, options.limit)
+        ahead = beside(whole, place.dataset, len(sets[place.dataset]))
         cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
         done.append(cell)
         results.add(place.name, [cell.to_json()])
@@ -301,6 +331,7 @@ def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOpti
         "device": str(target.device),
         "prompts": fingerprint([prompt for prompts in sets.values() for prompt in prompts]),
         "limit": options.limit,
+        "most": options.most,
         "max_new_tokens": options.max_new_tokens,
         "seed": options.seed,
     }

@@ -48,6 +48,7 @@ class Cell:
     drafted: float  # share of bastion's rounds
     seconds: float
     widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
+    prompts: int = 0  # that were asked
     paused: float = 0.0  # share of the rounds' time that was left out, see `grid.PAUSE`
 
     @property
@@ -121,12 +122,14 @@ def by_method(cells: Sequence[Cell]) -> Iterator[str]:
 
 def every_cell(cells: Sequence[Cell]) -> Iterator[str]:
     """The worst first."""
-    yield "| data set | T | drafter | context | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| data set | T | drafter | context | prompts | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for c in sorted(cells, key=lambda c: min(c.of_plain / LEAST_OF_PLAIN, c.of_fixed / LEAST_OF_FIXED)):
         p = c.place
         yield (
-            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.tokens_per_s[PLAIN]:.1f} "
+            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.prompts} | {c.tokens_per_s[PLAIN]:.1f} "
             f"| {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
             f"| {interval(c.of_fixed, c.of_fixed_interval)} | {c.drafted:.0%} | {'yes' if c.holds else '**no**'} |"
         )

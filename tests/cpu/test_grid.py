@@ -17,7 +17,7 @@ from draftwood.bench import grid
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.prompts import Prompt
-from draftwood.bench.stats import PLAIN
+from draftwood.bench.stats import PLAIN, Totals
 from draftwood.bench.worse import Shifted, Worse, worse
 from draftwood.drafters.base import Request
 from draftwood.drafters.pooled import Pooled, Recycling
@@ -158,6 +158,23 @@ def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
     found[FIXED[0]][0] = [10.0, 0.1]
     cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0)
     assert cell.best_fixed == FIXED[1] and cell.of_fixed == pytest.approx(1.0)
+
+
+def test_a_cell_is_settled_once_its_intervals_are_beyond_both_bounds() -> None:
+    rng = np.random.default_rng(0)
+
+    def speeds(plain: float, fixed: float, spread: float, prompts: int) -> dict[str, Totals]:
+        """Of `bastion` over the two, as they differ from prompt to prompt."""
+        found = {method: np.full((prompts, 2), 10.0) for method in (PLAIN, OURS, NEW, *FIXED)}
+        for method, ratio in {PLAIN: plain, **dict.fromkeys(FIXED, fixed)}.items():
+            found[method][:, 1] *= ratio * np.exp(spread * rng.normal(size=prompts))
+        return found
+
+    assert grid.settled(speeds(1.5, 1.05, 0.01, 8), 0) and grid.settled(speeds(0.9, 1.05, 0.01, 8), 0)
+    assert not grid.settled(speeds(1.5, 0.985, 0.05, 8), 0), "a prompt more or less decides"
+    assert not grid.settled(speeds(0.965, 1.05, 0.05, 8), 0)
+    assert grid.settled(speeds(1.5, 0.99, 0.05, 1000), 0)
+    assert not grid.settled(speeds(1.5, 1.5, 0.0, 1), 0), "one prompt says nothing of others"
 
 
 def tiny_llm(target: Target) -> Any:
