@@ -122,15 +122,14 @@ def by_method(cells: Sequence[Cell]) -> Iterator[str]:
 
 def every_cell(cells: Sequence[Cell]) -> Iterator[str]:
     """The worst first."""
-    yield (
-        "| data set | T | drafter | context | prompts | plain, tokens/s | × plain | best fixed | × it | drafted | holds |"
-    )
+    heads = "data set, T, drafter, context, prompts, plain tokens/s, × plain, best fixed, × it, drafted, holds"
+    yield f"| {heads.replace(', ', ' | ')} |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for c in sorted(cells, key=lambda c: min(c.of_plain / LEAST_OF_PLAIN, c.of_fixed / LEAST_OF_FIXED)):
         p = c.place
         yield (
-            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.prompts} | {c.tokens_per_s[PLAIN]:.1f} "
-            f"| {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
+            f"| {p.dataset} | {p.temperature:g} | {p.drafter} | {p.context} | {c.prompts} "
+            f"| {c.tokens_per_s[PLAIN]:.1f} | {interval(c.of_plain, c.of_plain_interval)} | {c.best_fixed} "
             f"| {interval(c.of_fixed, c.of_fixed_interval)} | {c.drafted:.0%} | {'yes' if c.holds else '**no**'} |"
         )
 

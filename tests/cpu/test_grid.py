@@ -24,6 +24,7 @@ from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
+from draftwood.pool import TRIAL, Weights
 from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice
@@ -117,7 +118,10 @@ def test_on_a_device_whole_depths_are_moved_too(target: Target) -> None:
 def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
     worse = Worse(Pooled([Truthful("inner", truth=[5] * 300), Recycling()]), 1.0, VOCAB)
     worse.learn([7], torch.eye(VOCAB)[[3]])
-    drafts = [made.draft([Request(made.open(9), 7, 4)])[0] for made in (worse, worse.fresh())]
+    both = worse, worse.fresh()
+    for made in both:
+        made._inner.weights = Weights(choices=TRIAL, worth=True)
+    drafts = [made.draft([Request(made.open(9), 7, 4)])[0] for made in both]
     known = [{token for _, token, _ in draft.children(draft.start())} for draft in drafts]  # type: ignore[union-attr]
     assert len(known[0]) > len(known[1]), "what it learned is not in a fresh one"
     assert not isinstance(drafts[0], Lattice) and grow(drafts[0], 7, 4).tokens[1] != 5
