@@ -74,6 +74,10 @@ class Priced:
 
     modelled: Modelled
 
+    @property
+    def seen(self) -> int:
+        return 0
+
     def costs(self, n_max: int, context: int) -> Costs:
         return self.modelled.costs(n_max, context)
 

@@ -50,7 +50,7 @@ def test_no_page_of_these_folders_is_written_by_hand(pages: dict[Path, str]) -> 
 
 def test_excerpts_are_filled(pages: dict[Path, str]) -> None:
     policies = pages[generate.DOCS / "policies.md"]
-    assert "rate = expected(mass) / costs.round_s[: 1 + size]" in policies and '"""' not in policies
+    assert "rates = [t / s for t, s in zip(tokens, seconds, strict=True)]" in policies and '"""' not in policies
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
