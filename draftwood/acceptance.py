@@ -182,7 +182,7 @@ class AcceptanceModel:
         recent, weight = self._recent, self._recent.weight
         shares, came = np.array(recent.shares) / weight, np.array(recent.emitted)
         self._verified = np.array(recent.sizes), shares
-        expected = self._expected()
+        expected = self._expected(shares)
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
         # That a few rounds came out alike does not mean that all will: the model's variance, that of a geometric number
@@ -194,9 +194,9 @@ class AcceptanceModel:
         variance += KINDS**2 / (1 + self._since)  # all that was recalled may be of texts of another kind
         return Prospect(float(tokens), float(shares @ recent.sizes), float(np.sqrt(variance)))
 
-    def _expected(self) -> float:
+    def _expected(self, shares: Array) -> float:
         """Tokens of a recent round, as the model has it; of the latest ones, for it counts where there are few."""
-        shares, sizes = np.array(self._recent.shares[-LOOKED_AT:]), self._recent.sizes[-LOOKED_AT:]
+        shares, sizes = shares[-LOOKED_AT:], self._recent.sizes[-LOOKED_AT:]
         likely = _sigmoid(self._recent.features(LOOKED_AT) @ self.weights)
         return float(1 + np.repeat(shares / shares.sum(), sizes) @ likely)
 
@@ -276,11 +276,9 @@ class AcceptanceModel:
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""
-        mass, depths = (
-            np.concatenate(rows) for rows in zip(*((r.mass, r.depths) for r in self._unlearned), strict=True)
-        )
-        features, accepted = features_of(mass, depths), _accepted(self._unlearned)
-        memory = MEMORY ** len(self._unlearned)
+        rounds = self._unlearned
+        features = features_of(np.concatenate([r.mass for r in rounds]), np.concatenate([r.depths for r in rounds]))
+        accepted, memory = _accepted(rounds), MEMORY ** len(rounds)
         self._unlearned.clear()
         p = _sigmoid(features @ self.weights)
         forget = (1 - memory) * PRIOR
