@@ -9,6 +9,7 @@
 #define COLUMNS 4     // vectors of a head that are summed side by side for a few lanes; half as many for more
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
+#define STRIP 32      // slots whose values are weighed together on tiles, from a multiple of so many on
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -49,6 +50,11 @@ static inline int64_t query_at(const Call *call, const Block *block, int64_t l) 
 static inline int64_t slots_of(const Block *block, int64_t range) {
     int64_t left = block->stop - block->first - range * RANGE;
     return left < RANGE ? left : RANGE;
+}
+
+// The same with what fills the last strip.
+static inline int64_t filled_of(const Block *block, int64_t range) {
+    return (slots_of(block, range) + STRIP - 1) / STRIP * STRIP;
 }
 
 static inline int sees(const Part *part, int64_t window, int64_t r, int64_t slot) {
@@ -204,7 +210,7 @@ static inline const bf16 *values_of(const Call *call, const Block *block) {
 // The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
 static void score_range(const Call *call, const Block *block, int64_t range) {
     int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
-    int64_t count = slots_of(block, range), filled = (count + LANES - 1) / LANES * LANES;
+    int64_t count = slots_of(block, range), filled = filled_of(block, range);
     const bf16 *keys = keys_of(call, block) + range * RANGE * dim;
     const bf16 *then = range + 1 < block->ranges ? keys + count * dim : values_of(call, block);
     Stream stream = stream_of(keys, count * dim, then);
@@ -232,6 +238,36 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
     block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
 }
 
+static inline ivec numbers_of(const bf16 *x) {
+    halves some;
+    memcpy(&some, x, sizeof some);
+    return __builtin_convertvector(some, ivec);
+}
+
+#ifdef DOTS
+// In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace], of which the earlier one
+// is the `upper` half of a number or the lower one.
+INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int upper) {
+    ivec lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
+    for (int64_t i = 0; i < count; i += 2 * LANES) {
+        __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
+        ivec first = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)lane, high));
+        ivec last = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high));
+        first = upper ? (first & ~0xffff) | (last >> 16) : (last & ~0xffff) | (first >> 16);
+        memcpy(weights + i / 2, &first, sizeof first);
+    }
+}
+#else
+INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int upper) {
+    for (int64_t i = 0; i < count / 2; i++) {
+        const float *two = weights + i + i / pace * pace;
+        uint32_t first = down(two[0]), last = down(two[pace]), both = upper ? first << 16 | last : last << 16 | first;
+        memcpy(weights + i, &both, sizeof both);
+    }
+}
+#endif
+
 // `JOINED` neighbouring slots are weighed at once, to the sums of one after the other: a dot product adds the upper
 // halves first and rounds in between, so the earlier slot's value and weight are there. Processors with tiles are quicker at
 // sums than at dot products.
@@ -240,9 +276,7 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
 typedef ivec value;
 typedef int32_t weight;
 
-static inline ivec bits_of(const bf16 *x) { return (ivec)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)); }
-
-static inline value value_of(const bf16 *first, const bf16 *last) { return bits_of(first) << 16 | bits_of(last); }
+static inline value value_of(const bf16 *first, const bf16 *last) { return numbers_of(first) << 16 | numbers_of(last); }
 
 static inline vec weigh(vec sum, value side, weight both) { return dot(sum, side, both); }
 
@@ -250,19 +284,6 @@ static inline float4 add_weights(float4 total, const weight *weights) {
     quad both;
     memcpy(&both, weights, sizeof both);
     return total + (float4)(both & ~0xffff) + (float4)(both << 16);
-}
-
-// In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace].
-static inline void join_weights(float *weights, int64_t count, int64_t pace) {
-    ivec lane;
-    for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
-    for (int64_t i = 0; i < count; i += 2 * LANES) {
-        __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
-        ivec first = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)lane, high));
-        ivec last = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high));
-        first = (first & ~0xffff) | (last >> 16);
-        memcpy(weights + i / 2, &first, sizeof first);
-    }
 }
 
 #else
@@ -279,21 +300,33 @@ static inline float4 add_weights(float4 total, const weight *weights) {
     memcpy(&some, weights, sizeof some);
     return total + some;
 }
-
-static inline void join_weights(float *weights, int64_t count, int64_t pace) {}
 #endif
 
+// In place: the weights of pairs of slots [count / 2, pace] to tiles [pace, STRIP] of bf16, one of each strip.
+static void turn_weights(float *weights, int64_t count, int64_t pace) {
+    ivec strip[LANES];
+    for (int64_t s = 0; s < count; s += STRIP, weights += LANES * pace) {
+        memcpy(strip, weights, LANES * pace * sizeof *weights);
+        for (int64_t k = 0; k < LANES; k += 4)
+            for (int64_t l = 0; l < pace; l += 4) cross((int32_t *)strip + k * pace + l, pace, weights + l * LANES + k, LANES);
+    }
+}
+
 // Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
-static void soften_range(const Block *block, int64_t range) {
+static void soften_range(const Call *call, const Block *block, int64_t range) {
     vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
-    int64_t count = (slots_of(block, range) + LANES - 1) / LANES * block->pace;
+    int64_t slots = filled_of(block, range), count = slots * block->pace / LANES;
     for (int64_t i = 1; i < block->ranges; i++) most = larger(most, block->tops[i]);
     for (int64_t width = LANES / 2; width >= block->pace; width /= 2)
         for (int64_t l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
     for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
     for (int64_t i = 0; i < count; i++)
         all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
-    join_weights((float *)all, count * LANES, block->pace);
+    if (tiles(call->dim)) {
+        join_weights((float *)all, slots * block->pace, block->pace, 0);
+        turn_weights((float *)all, slots, block->pace);
+    } else if (JOINED == 2)
+        join_weights((float *)all, slots * block->pace, block->pace, 1);
 }
 
 // Adds `count` weighted values, the next ones of a stream, to the sums of `width` lanes, `columns` vectors of each, and
@@ -317,17 +350,16 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
 
 // How many vectors of a head are summed side by side: more where one thread sums all, if their sums fit in registers.
 static inline int columns_of(const Call *call, int64_t pace, int alone) {
-    int columns = alone && LANES == 16 && pace < AT_ONCE ? COLUMNS : COLUMNS / 2;
+    int columns = alone && LANES == 16 && (pace < AT_ONCE || tiles(call->dim)) ? COLUMNS : COLUMNS / 2;
     while (call->dim % (columns * LANES)) columns /= 2;
     return columns;
 }
 
-// `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights. In
-// ranges, so that values are fetched once for all lanes. `then` will be read next.
-INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then) {
+// What `columns` vectors of values, from d on, sum up to for each lane of a block, and its weights. In ranges, so that values
+// are fetched once for all lanes. `then` will be read next.
+INLINE void gather_ranges(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then,
+                          vec sums[][COLUMNS], float4 *all) {
     int64_t dim = call->dim, pace = block->pace;
-    vec sums[LANES][COLUMNS] = {0};
-    float4 all[LANES / 4] = {0};
     const bf16 *values = values_of(call, block) + d;
     Stream stream = stream_of(values, (block->stop - block->first) * dim, then);
     for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim) {
@@ -342,6 +374,101 @@ INLINE void gather(const Call *call, const Block *block, int64_t d, const int co
                 gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns, &stream);
         }
     }
+}
+
+// Of a block on tiles: the weights [pace, STRIP] of the strip that begins so many slots behind the first.
+static inline const bf16 *strip_at(const Block *block, int64_t slot) {
+    int64_t range = slot / RANGE, strip = slot % RANGE / STRIP;
+    return (const bf16 *)(block->scores + (range * RANGE + strip * LANES) * block->pace);
+}
+
+// Values of two slots side by side, `columns` vectors of STRIP slots: what a tile multiplies.
+INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], const int columns) {
+    for (int k = 0; k < LANES; k++, values += 2 * dim)
+        for (int c = 0; c < columns; c++)
+            pairs[c][k] = numbers_of(values + c * LANES) | numbers_of(values + dim + c * LANES) << 16;
+}
+
+// The same sums as `gather_ranges` makes, on tiles. Of every STRIP positions these sum even ones and odd ones apart, and
+// then both. In a tree slots are no positions, so from the strip on where the context ends `gather_tree` sums.
+INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then,
+                          vec sums[][COLUMNS], float *all) {
+    const Part *part = block->part;
+    int64_t dim = call->dim, seen = block->stop - block->first, stop = seen;
+    if (part->visible) stop = part->context / STRIP * STRIP - block->first;
+    const bf16 *values = values_of(call, block) + d;
+    ivec pairs[2][COLUMNS][LANES];
+    bf16 rest[STRIP * COLUMNS * LANES] = {0};
+    Stream stream = stream_of(values, seen * dim, then);
+    shape_tiles_of_values(block->pace);
+    for (int64_t s = 0, turn = 0; s < stop; s += STRIP, values += STRIP * dim, turn = !turn) {
+        if (stop - s < STRIP) {  // what is not there weighs nothing, but must be a number
+            for (int64_t k = 0; k < stop - s; k++)
+                memcpy(rest + k * columns * LANES, values + k * dim, columns * LANES * sizeof *rest);
+            lay_values(rest, columns * LANES, pairs[turn], columns);
+        } else {
+            ask(&stream, STRIP, dim * sizeof *values, columns * LANES * sizeof *values);
+            lay_values(values, dim, pairs[turn], columns);
+        }
+        weigh_tiles(strip_at(block, s), pairs[turn], columns);
+    }
+    store_tiles_of_values(sums, all, block->pace, columns);
+}
+
+// Adds to a lane's sums those of the slots `some`: each a position's of which there is none twice on the lane's path.
+INLINE void gather_chain(const bf16 *values, const Block *block, int64_t dim, int64_t lane, const int32_t *some,
+                         int64_t count, const int columns, vec *sums, float *all) {
+    for (int64_t i = 0; i < count; i++) {
+        float weight = up(strip_at(block, some[i])[lane * STRIP + some[i] % STRIP]);
+        if (weight == 0.0f) continue;  // most are not on the path
+        for (int c = 0; c < columns; c++) sums[c] += weight * widen(values + some[i] * dim + c * LANES);
+        *all += weight;
+    }
+}
+
+// Which slots from one on are of positions in the strip that begins at `base`, even ones or odd ones, counted from a
+// block's first slot. Returns how many.
+static int64_t slots_in(const Block *block, int64_t from, int64_t base, int64_t odd, int32_t *some) {
+    const Part *part = block->part;
+    int64_t count = 0;
+    for (int64_t slot = from; slot < block->stop; slot++) {
+        int64_t position = slot < part->context ? slot : part->context + part->depth[slot - part->context];
+        if (position / STRIP * STRIP == base && position % 2 == odd) some[count++] = (int32_t)(slot - block->first);
+    }
+    return count;
+}
+
+// Adds what `gather_strips` leaves of a tree, in the order in which tiles would sum the lane's own path.
+INLINE void gather_tree(const Call *call, const Block *block, int64_t d, const int columns, vec sums[][COLUMNS],
+                        float *all) {
+    const Part *part = block->part;
+    const bf16 *values = values_of(call, block) + d;
+    int64_t from = part->context / STRIP * STRIP, deepest = 0;
+    if (from < block->first) from = block->first;
+    for (int64_t m = 0; m < block->stop - part->context; m++) deepest = part->depth[m] > deepest ? part->depth[m] : deepest;
+    int32_t some[2][block->stop - from];
+    for (int64_t base = from; base <= part->context + deepest; base += STRIP) {
+        int64_t even = slots_in(block, from, base, 0, some[0]), odd = slots_in(block, from, base, 1, some[1]);
+        for (int64_t l = 0; l < block->lanes; l++) {
+            vec chain[2][COLUMNS] = {0};
+            float weights[2] = {0};
+            gather_chain(values, block, call->dim, l, some[0], even, columns, chain[0], weights);
+            gather_chain(values, block, call->dim, l, some[1], odd, columns, chain[1], weights + 1);
+            for (int c = 0; c < columns; c++) sums[l][c] += chain[0][c] + chain[1][c];
+            all[l] += weights[0] + weights[1];
+        }
+    }
+}
+
+// `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights.
+INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then) {
+    vec sums[LANES][COLUMNS] = {0};
+    float4 all[LANES / 4] = {0};
+    if (tiles(call->dim)) {
+        gather_strips(call, block, d, columns, then, sums, (float *)all);
+        if (block->part->visible) gather_tree(call, block, d, columns, sums, (float *)all);
+    } else
+        gather_ranges(call, block, d, columns, then, sums, all);
     for (int64_t l = 0; l < block->lanes; l++) {
         float sum = all[l / 4][l % 4], scale = 1.0f / (sum > 0.0f ? sum : 1.0f);
         bf16 *to = call->out + query_at(call, block, l) + d;
@@ -373,7 +500,7 @@ static Block block_of(const Call *call, const Part *part, int64_t head, int64_t 
     for (int64_t r = top; call->window && r <= last; r++) {
         int64_t reach = part->context + part->depth[r] - call->window + 1;
         reach = reach > 0 ? reach : 0;
-        block.first = reach < block.first ? reach : block.first;
+        block.first = reach < block.first ? reach / STRIP * STRIP : block.first;
         block.clear = reach > block.clear ? reach : block.clear;
     }
     block.ranges = (block.stop - block.first + RANGE - 1) / RANGE;
@@ -432,7 +559,7 @@ static void attend_whole(const Call *call, const Block *blocks, int64_t count, v
             const int64_t pieces = call->dim / (columns * LANES);
             place(&block, scores + mine * largest);
             for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
-            for (int64_t range = 0; range < block.ranges; range++) soften_range(&block, range);
+            for (int64_t range = 0; range < block.ranges; range++) soften_range(call, &block, range);
 #pragma omp atomic capture
             next = taken++;  // not before: it would be taken from a thread that is yet to begin
             for (int64_t piece = 0; piece < pieces; piece++) {
@@ -468,7 +595,7 @@ static void attend_together(const Call *call, const Block *blocks, int64_t count
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < ranges; i++) {
             const Block *block = holder(blocks, count, i);
-            soften_range(block, i - block->before);
+            soften_range(call, block, i - block->before);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count * pieces; i++) {

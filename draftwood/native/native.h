@@ -158,6 +158,9 @@ void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step,
                int64_t rows);
 void shape_tiles_of_scores(int64_t pace);
 void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim, int64_t pace);
+void shape_tiles_of_values(int64_t pace);
+void weigh_tiles(const void *weights, const void *pairs, int64_t columns);
+void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns);
 void leave_tiles(void);
 
 // products.c

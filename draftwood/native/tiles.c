@@ -102,6 +102,51 @@ void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim,
     _tile_stored(0, scores, wide);
 }
 
+// Tiles for up to 64 sums of values for `pace` queries in 0 to 3, for those of their weights in 4, for weights in 5, values
+// in 6 and ones in 7.
+void shape_tiles_of_values(int64_t pace) {
+    bf16 ones[TILE * NUMBERS];
+    Tiles all = {0};
+    for (int t = 0; t < 8; t++) all.bytes[t] = LINE, all.rows[t] = t < 6 ? (uint8_t)pace : TILE;
+    for (int i = 0; i < TILE * NUMBERS; i++) ones[i] = 0x3f80;
+    shape(all);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_loadd(7, ones, LINE);
+}
+
+// Adds values in pairs [columns, 16 pairs of slots, 16], each times its query's weight [pace, 32 slots], and the weights.
+void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {
+    const char *values = pairs;
+    _tile_loadd(5, weights, LINE);
+    _tile_dpbf16ps(4, 5, 7);
+    _tile_loadd(6, values, LINE);
+    _tile_dpbf16ps(0, 5, 6);
+    if (columns == 1) return;
+    _tile_loadd(6, values + TILE * LINE, LINE);
+    _tile_dpbf16ps(1, 5, 6);
+    if (columns == 2) return;
+    _tile_loadd(6, values + 2 * TILE * LINE, LINE);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(6, values + 3 * TILE * LINE, LINE);
+    _tile_dpbf16ps(3, 5, 6);
+}
+
+// The sums, [pace, 4, 16] of which there are `columns`, and those of weights [pace].
+void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns) {
+    vec *to = sums, weights[TILE];
+    _tile_stored(4, weights, LINE);
+    for (int64_t l = 0; l < pace; l++) all[l] = weights[l][0];
+    _tile_stored(0, to, 4 * LINE);
+    if (columns > 1) _tile_stored(1, to + 1, 4 * LINE);
+    if (columns > 2) _tile_stored(2, to + 2, 4 * LINE);
+    if (columns > 2) _tile_stored(3, to + 3, 4 * LINE);
+    _tile_release();
+}
+
 // Tiles left in use would be kept through every change of threads.
 void leave_tiles(void) { _tile_release(); }
 #else
@@ -111,5 +156,8 @@ void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step,
                int64_t rows) {}
 void shape_tiles_of_scores(int64_t pace) {}
 void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim, int64_t pace) {}
+void shape_tiles_of_values(int64_t pace) {}
+void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {}
+void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns) {}
 void leave_tiles(void) {}
 #endif

@@ -152,10 +152,11 @@ def any_processor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """The operators as they are compiled where one form or the other is faster, for AVX2, and for any processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "VARIANTS", (building.VARIANTS[request.param == "dot products"],))
+        patch.setattr(building, "can", lambda ability: False)  # or this machine's own tiles would be preferred
         if request.param in FORMS:  # flags that another kind of processor does not know are left away
             patch.setattr(building, "FLAGS", (FORMS[request.param], ()))
         built = build(tmp_path_factory.mktemp("operators"), request.param)
-    assert built.functions.tiles(c_int64(64)) == (request.param == "tiles") or processor.can(building.TILES)
+    assert built.functions.tiles(c_int64(64)) == (request.param == "tiles")
     return built
 
 
