@@ -127,8 +127,7 @@ INLINE void lay(const bf16 *rows, void *pairs, int64_t dim, int64_t pace) {
 }
 
 // scores [count, LANES] = query . key for LANES queries [LANES, dim]: a query a lane.
-INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, float scale,
-                       Stream stream) {
+INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, Stream stream) {
     ivec pairs[MOST_DIM / 2];
     many query[MOST_DIM / 2];
     one key[AT_ONCE * MOST_DIM / 2];
@@ -143,14 +142,14 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
         vec sums[AT_ONCE] = {0};
         for (int64_t d = 0; d < dim / 2; d++)
             for (int k = 0; k < AT_ONCE; k++) sums[k] = dot(sums[k], query[d], key[k * dim / 2 + d]);
-        for (int k = 0; k < AT_ONCE; k++) *(vec *)(scores + (s + k) * LANES) = sums[k] * scale;
+        memcpy(scores + s * LANES, sums, sizeof sums);
     }
 }
 
 // The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
 // over d as it does above, and so has the same bits.
 INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
-                      float scale, Stream stream) {
+                      Stream stream) {
     bf16 rest[LANES * MOST_DIM];
     ivec pairs[MOST_DIM / 2];
     one query[AT_ONCE * MOST_DIM / 2];
@@ -165,7 +164,6 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
             many row = many_of(pairs[d]);
             for (int l = 0; l < pace; l++) sums[l] = dot(sums[l], row, query[l * dim / 2 + d]);
         }
-        for (int l = 0; l < pace; l++) sums[l] *= scale;
         for (int l = 0; l < pace; l += 4)
             for (int k = 0; k < LANES; k += 4)
                 cross((float *)(sums + l) + k, LANES, scores + (s + k) * pace + l, pace);
@@ -174,7 +172,7 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
 
 // The same on tiles, for any number of queries. Tiles sum in an order of their own, so they serve all or none.
 static void score_tiled(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
-                        float scale, Stream stream) {
+                        Stream stream) {
     bf16 rest[LANES * MOST_DIM];
     ivec pairs[MOST_DIM / 2];
     lay(queries, pairs, dim, pace);
@@ -186,17 +184,16 @@ static void score_tiled(const bf16 *keys, const bf16 *queries, float *scores, in
         score_tile(key, pairs, scores + s * pace, dim, pace);
     }
     leave_tiles();
-    for (int64_t i = 0; i < count * pace; i += LANES) *(vec *)(scores + i) *= scale;
 }
 
 INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
-                  float scale, Stream stream) {
+                  Stream stream) {
     if (pace == LANES)
-        score_many(keys, queries, scores, count, dim, scale, stream);
+        score_many(keys, queries, scores, count, dim, stream);
     else if (pace == AT_ONCE)
-        score_few(keys, queries, scores, count, dim, AT_ONCE, scale, stream);
+        score_few(keys, queries, scores, count, dim, AT_ONCE, stream);
     else
-        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, scale, stream);
+        score_few(keys, queries, scores, count, dim, AT_ONCE / 2, stream);
 }
 
 static inline const bf16 *keys_of(const Call *call, const Block *block) {
@@ -219,13 +216,13 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
     for (int64_t l = 0; l < pace; l++)
         memcpy(queries + l * dim, call->q + query_at(call, block, l < block->lanes ? l : 0), dim * sizeof(bf16));
     if (tiles(dim))
-        score_tiled(keys, queries, scores, count, dim, pace, call->scale, stream);
+        score_tiled(keys, queries, scores, count, dim, pace, stream);
     else if (dim == 64)  // a width known to the compiler
-        score(keys, queries, scores, count, 64, pace, call->scale, stream);
+        score(keys, queries, scores, count, 64, pace, stream);
     else if (dim == 128)
-        score(keys, queries, scores, count, 128, pace, call->scale, stream);
+        score(keys, queries, scores, count, 128, pace, stream);
     else
-        score(keys, queries, scores, count, dim, pace, call->scale, stream);
+        score(keys, queries, scores, count, dim, pace, stream);
     for (int64_t s = 0; s < count; s++) {
         if (first + s >= block->clear && first + s < block->plain) s = block->plain - first;  // all see those before
         for (int64_t l = 0; s < count && l < block->lanes; l++)
@@ -238,24 +235,16 @@ static void score_range(const Call *call, const Block *block, int64_t range) {
     block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
 }
 
-static inline ivec numbers_of(const bf16 *x) {
-    halves some;
-    memcpy(&some, x, sizeof some);
-    return __builtin_convertvector(some, ivec);
-}
-
 #ifdef DOTS
 // In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace], of which the earlier one
 // is the `upper` half of a number or the lower one.
 INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int upper) {
-    ivec lane;
-    for (int l = 0; l < LANES; l++) lane[l] = l + l / pace * pace;  // slots 0, 2, … of two vectors
+    uint16_t place[2 * LANES];  // slots 0 and 1, 2 and 3, … side by side
+    for (int l = 0; l < LANES; l++) place[2 * l + upper] = l + l / pace * pace, place[2 * l + !upper] = l + l / pace * pace + pace;
+    const __m512i order = _mm512_loadu_si512(place);
     for (int64_t i = 0; i < count; i += 2 * LANES) {
-        __m512 low = _mm512_loadu_ps(weights + i), high = _mm512_loadu_ps(weights + i + LANES);
-        ivec first = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)lane, high));
-        ivec last = rounded((vec)_mm512_permutex2var_ps(low, (__m512i)(lane + (int32_t)pace), high));
-        first = upper ? (first & ~0xffff) | (last >> 16) : (last & ~0xffff) | (first >> 16);
-        memcpy(weights + i / 2, &first, sizeof first);
+        __m512bh two = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + LANES), _mm512_loadu_ps(weights + i));
+        _mm512_storeu_si512(weights + i / 2, _mm512_permutexvar_epi16(order, (__m512i)two));
     }
 }
 #else
@@ -275,6 +264,8 @@ INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int 
 #define JOINED 2
 typedef ivec value;
 typedef int32_t weight;
+
+static inline ivec numbers_of(const bf16 *x) { return (ivec)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)x)); }
 
 static inline value value_of(const bf16 *first, const bf16 *last) { return numbers_of(first) << 16 | numbers_of(last); }
 
@@ -312,6 +303,21 @@ static void turn_weights(float *weights, int64_t count, int64_t pace) {
     }
 }
 
+// exp of a score, times its scale, that is no more than the largest; exactly zero for what is not seen.
+static inline vec weight_of(vec score, vec most, float scale) {
+#ifdef DOTS  // to 2e-6: these weights are rounded to bf16
+    const float rate = scale * 1.44269504f;
+    vec x = score * rate - most * rate, n = (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT), r = x - n;
+    vec y = r * 1.3333558e-3f + 9.6181291e-3f;
+    y = y * r + 5.5504109e-2f;
+    y = y * r + 2.4022651e-1f;
+    y = y * r + 6.9314718e-1f;
+    return (vec)_mm512_scalef_ps((__m512)(y * r + 1.0f), (__m512)n);
+#else
+    return pick(score > every(NEVER), exponential((score - most) * scale), every(0.0f));
+#endif
+}
+
 // Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
 static void soften_range(const Call *call, const Block *block, int64_t range) {
     vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
@@ -320,8 +326,7 @@ static void soften_range(const Call *call, const Block *block, int64_t range) {
     for (int64_t width = LANES / 2; width >= block->pace; width /= 2)
         for (int64_t l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
     for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
-    for (int64_t i = 0; i < count; i++)
-        all[i] = pick(all[i] > every(NEVER), exponential(all[i] - most), every(0.0f));
+    for (int64_t i = 0; i < count; i++) all[i] = weight_of(all[i], most, call->scale);
     if (tiles(call->dim)) {
         join_weights((float *)all, slots * block->pace, block->pace, 0);
         turn_weights((float *)all, slots, block->pace);
@@ -383,11 +388,31 @@ static inline const bf16 *strip_at(const Block *block, int64_t slot) {
 }
 
 // Values of two slots side by side, `columns` vectors of STRIP slots: what a tile multiplies.
+#ifdef DOTS
+INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], const int columns) {
+    for (int k = 0; k < LANES; k++, values += 2 * dim)
+        for (int c = 0; c < columns; c += 2) {
+            __m512i even = _mm512_loadu_si512(values + c * LANES), odd = _mm512_loadu_si512(values + dim + c * LANES);
+            pairs[c][k] = (ivec)_mm512_unpacklo_epi16(even, odd), pairs[c + 1][k] = (ivec)_mm512_unpackhi_epi16(even, odd);
+        }
+}
+
+// Two columns of sums in the order of their values: of every eight numbers the one has the first four, the other the last.
+static inline void sort_columns(vec *sums) {
+    const __m512i first = (__m512i)(ivec){0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    const __m512i last = (__m512i)((ivec)first + 8);
+    __m512 one = (__m512)sums[0], other = (__m512)sums[1];
+    sums[0] = (vec)_mm512_permutex2var_ps(one, first, other), sums[1] = (vec)_mm512_permutex2var_ps(one, last, other);
+}
+#else
 INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], const int columns) {
     for (int k = 0; k < LANES; k++, values += 2 * dim)
         for (int c = 0; c < columns; c++)
-            pairs[c][k] = numbers_of(values + c * LANES) | numbers_of(values + dim + c * LANES) << 16;
+            for (int l = 0; l < LANES; l++) pairs[c][k][l] = values[c * LANES + l] | values[dim + c * LANES + l] << 16;
 }
+
+static inline void sort_columns(vec *sums) {}
+#endif
 
 // The same sums as `gather_ranges` makes, on tiles. Of every STRIP positions these sum even ones and odd ones apart, and
 // then both. In a tree slots are no positions, so from the strip on where the context ends `gather_tree` sums.
@@ -413,6 +438,8 @@ INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const
         weigh_tiles(strip_at(block, s), pairs[turn], columns);
     }
     store_tiles_of_values(sums, all, block->pace, columns);
+    for (int64_t l = 0; l < block->lanes; l++)
+        for (int c = 0; c < columns; c += 2) sort_columns(sums[l] + c);
 }
 
 // Adds to a lane's sums those of the slots `some`: each a position's of which there is none twice on the lane's path.
@@ -624,7 +651,7 @@ static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads) {
     Call call = {q, out, heads, heads / kv_heads, dim, window, scale};
-    int64_t most = 0, listed = 0, work = 0, total = 0, largest = 0;
+    int64_t most = 0, listed = 0, work = 0, total = 0, largest = 0, least = INT64_MAX;
     for (int64_t p = 0; p < count; p++) {
         most += (parts[p].rows * call.groups + LANES - 1) / LANES * kv_heads;
         work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
@@ -633,16 +660,18 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     if (work <= SMALL) threads = 1;
     Block *blocks = malloc((most + threads) * sizeof(Block));
     if (!blocks) return 1;
+    // In an order in which a thread mostly takes blocks of one head: its keys and values are then in its cache.
     for (int64_t p = 0; p < count; p++)
-        for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
-            for (int64_t head = 0; head < kv_heads; head++) {
-                blocks[listed] = block_of(&call, parts + p, head, start, LANES);
-                int64_t size = size_of(blocks + listed++);
-                total += size, largest = size > largest ? size : largest;
-            }
-    qsort(blocks, listed, sizeof(Block), larger_first);
+        for (int64_t first = 0; first < kv_heads; first += threads)
+            for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
+                for (int64_t head = first; head < first + threads && head < kv_heads; head++) {
+                    blocks[listed] = block_of(&call, parts + p, head, start, LANES);
+                    int64_t size = size_of(blocks + listed++);
+                    total += size, largest = size > largest ? size : largest, least = size < least ? size : least;
+                }
+    if (least < largest) qsort(blocks, listed, sizeof(Block), larger_first);
     int64_t turn = threads * largest, spent = (total + turn - 1) / turn * turn;  // idle threads' time counts as well
-    int alike = size_of(blocks) == size_of(blocks + listed - 1);
+    int alike = least == largest;
     if (alike && listed % threads)
         spent = listed / threads * turn + threads * size_at(blocks, pace_of(piece_of(blocks, listed, threads)));
     // Idle threads are better than blocks of which each has a part if they are few: many scores would go from one core to

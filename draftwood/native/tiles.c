@@ -118,14 +118,13 @@ void shape_tiles_of_values(int64_t pace) {
     _tile_loadd(7, ones, LINE);
 }
 
-// Adds values in pairs [columns, 16 pairs of slots, 16], each times its query's weight [pace, 32 slots], and the weights.
+// Adds values in pairs [columns, 16 pairs of slots, 16], two columns or four, each times its query's weight [pace, 32 slots], and the weights.
 void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {
     const char *values = pairs;
     _tile_loadd(5, weights, LINE);
     _tile_dpbf16ps(4, 5, 7);
     _tile_loadd(6, values, LINE);
     _tile_dpbf16ps(0, 5, 6);
-    if (columns == 1) return;
     _tile_loadd(6, values + TILE * LINE, LINE);
     _tile_dpbf16ps(1, 5, 6);
     if (columns == 2) return;
@@ -141,7 +140,7 @@ void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns
     _tile_stored(4, weights, LINE);
     for (int64_t l = 0; l < pace; l++) all[l] = weights[l][0];
     _tile_stored(0, to, 4 * LINE);
-    if (columns > 1) _tile_stored(1, to + 1, 4 * LINE);
+    _tile_stored(1, to + 1, 4 * LINE);
     if (columns > 2) _tile_stored(2, to + 2, 4 * LINE);
     if (columns > 2) _tile_stored(3, to + 3, 4 * LINE);
     _tile_release();
