@@ -9,10 +9,10 @@ the drafter is sure of can raise p by no more than that. Formulas: docs/policies
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,26 @@ KINDS = 0.8  # tokens of a drafted round by which an earlier process's texts are
 HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
 HOTTEST = 8.0  # temperature: from here on all tokens are about as likely
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
+
+
+# Probabilities [N]: of weights [4], their covariance [4, 4], masses and depths [N], with so many standard errors more.
+Chances: TypeAlias = Callable[[Array, Array, Floats, Ints, float], Floats]
+
+
+def chances_of(weights: Array, covariance: Array, mass: Floats, depths: Ints, optimism: float) -> Floats:
+    """What the model says of paths."""
+    # Written out: beside forwards, which empty the caches, products of so small matrices take twice as long.
+    a, b, e, c = weights.tolist()
+    faint, sure = sides(mass)
+    below = depths - 1
+    odds = a + b * faint + e * sure + c * below
+    if optimism:
+        (aa, ab, ae, ac), (_, bb, be, bc), (_, _, ee, ec), (*_, cc) = covariance.tolist()
+        variance = aa + faint * (2 * ab + bb * faint + 2 * be * sure + 2 * bc * below)
+        variance += sure * (2 * ae + ee * sure + 2 * ec * below) + below * (2 * ac + cc * below)
+        odds += optimism * np.sqrt(variance)
+    p: Floats = _sigmoid(odds).astype(np.float32)
+    return p
 
 
 class AcceptanceModel:
@@ -105,29 +125,21 @@ class AcceptanceModel:
             return TRIAL_NODES
         return max(3 * sorted(self._recent.sizes)[-2] // 2, LEAST_GROWN)
 
-    def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
-        """`[N]` probabilities that each path is accepted; with `optimism`, so many standard errors higher."""
-        # Written out: beside forwards, which empty the caches, products of so small matrices take twice as long.
-        a, b, e, c = self.weights.tolist()
-        faint, sure = sides(mass)
-        below = depths - 1
-        odds = a + b * faint + e * sure + c * below
-        if optimism:
-            (aa, ab, ae, ac), (_, bb, be, bc), (_, _, ee, ec), (*_, cc) = self._covariance.tolist()
-            variance = aa + faint * (2 * ab + bb * faint + 2 * be * sure + 2 * bc * below)
-            variance += sure * (2 * ae + ee * sure + 2 * ec * below) + below * (2 * ac + cc * below)
-            odds += optimism * np.sqrt(variance)
-        p: Floats = _sigmoid(odds).astype(np.float32)
-        return p
+    def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances | None = None) -> Floats:
+        """`[N]` probabilities that each path is accepted; with `optimism`, so many standard errors higher.
 
-    def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0) -> Floats:
+        By `chances` where they are worked out in a quicker way.
+        """
+        return (chances or chances_of)(self.weights, self._covariance, mass, depths, optimism)
+
+    def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances | None = None) -> Floats:
         """The same, of no more nodes than may be verified before it is known whether drafting pays.
 
         Optimism lets nodes be verified that look too unlikely: else they would never be seen to be likelier. It is
         shared among recent rounds: standard errors hardly shrink with more of these, and each would pay for it again.
         """
         known = slice(TRIAL_NODES if len(self._recent) < TRIALS else None)
-        return self.calibrate(mass[known], depths[known], optimism / max(self._recent.weight, 1.0))
+        return self.calibrate(mass[known], depths[known], optimism / max(self._recent.weight, 1.0), chances)
 
     def charge(self, round: Round, plain_s: float) -> None:
         """Of a request alone, when all of a round's seconds are known: with what a plain step would have taken."""

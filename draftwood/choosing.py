@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 
 from draftwood.latency import LatencyModel
+from draftwood.native.chances import compiled
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
 from draftwood.request import Request
@@ -19,7 +21,9 @@ from draftwood.tree import Floats, Tree, root_only
 MOST_TOGETHER = 1024  # nodes of all requests in one round
 ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
 ALIKE, KEPT = 8, 7  # choices of a lone request that came out alike, and rounds that then do without another one
-SETTLED = 1.25  # expected gain of a lone request from which on it drafts so many rounds for each question
+# Rounds that a lone request goes on to draft unasked, for what it gains over plain rounds, and the most: where drafting
+# wins much, asking takes longer than could be won by it.
+UNASKED, MOST_UNASKED = 12.0, 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +69,8 @@ class Chooser:
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
         self._settled = 0  # rounds that a lone request goes on to draft before it is asked
-        self._chosen = _Chosen()  # for a lone request
+        self._chosen: _Chosen | None = None  # for a lone request
+        self._chances = compiled()
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
@@ -123,7 +128,7 @@ class Chooser:
         outlook = request.acceptance.outlook(costs)
         wants = request.policy.drafts(outlook)
         self._rests = alone and not wants
-        self._settled = ASKED - 1 if alone and wants and outlook.gain >= SETTLED else 0
+        self._settled = _unasked(outlook.gain) if alone and wants else 0
         return wants
 
     def draft_s(self, requests: int, context: int) -> float:
@@ -141,10 +146,12 @@ class Chooser:
             return trees
         if len(writing) == 1 and writing[0].policy.calibrated:
             request, tree = writing[0], trees[0]
-            n = self._chosen(lambda: request.policy.choose(_mass(request, tree, True), costs[request.policy]))
-            return [tree[:n]]
+            if self._chosen is None or self._chosen.request is not request:
+                self._chosen = _Chosen(request)
+            choose = request.policy.choose
+            return [tree[: self._chosen(lambda: choose(self._mass(request, tree, True), costs[request.policy]))]]
         groups = load.groups
-        masses = [_mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
+        masses = [self._mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
         sizes = [
             0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
             for request, mass in zip(writing, masses, strict=True)
@@ -158,11 +165,20 @@ class Chooser:
                 sizes[i] = n
         return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
 
+    def _mass(self, request: Request, tree: Tree, alone: bool) -> Floats:
+        """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others
+        pay."""
+        mass, model = tree.mass[1:], request.acceptance if alone else request.own
+        if not len(tree) or not request.policy.calibrated:
+            return mass
+        return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0, self._chances)
+
 
 @dataclass(slots=True, eq=False)
 class _Chosen:
     """Choices that came out alike for so long that the next ones will: choosing takes half a percent of a round."""
 
+    request: Request
     n: int = -1
     alike: int = 0
     kept: int = 0  # rounds for which the last one still holds
@@ -177,14 +193,10 @@ class _Chosen:
         return n
 
 
+def _unasked(gain: float) -> int:
+    return 0 if isnan(gain) else min(max(int(UNASKED * (gain - 1)), 0), MOST_UNASKED)
+
+
 def mean_context(requests: Sequence[Request]) -> int:
     """Tokens in the cache of a request, on average."""
     return sum(request.filled for request in requests) // max(len(requests), 1)
-
-
-def _mass(request: Request, tree: Tree, alone: bool) -> Floats:
-    """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others pay."""
-    mass, model = tree.mass[1:], request.acceptance if alone else request.own
-    if not len(tree):
-        return mass
-    return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0) if request.policy.calibrated else mass

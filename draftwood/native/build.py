@@ -33,6 +33,7 @@ NAMES = (
     "logits.c",
     "growth.c",
     "substrings.c",
+    "chances.c",
 )
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILERS = ("cc", "gcc", "clang")

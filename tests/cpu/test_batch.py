@@ -15,7 +15,7 @@ from draftwood import registry
 from draftwood.acceptance import TRIALS, AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
-from draftwood.choosing import ALIKE, KEPT, Load
+from draftwood.choosing import ALIKE, KEPT, MOST_UNASKED, Load
 from draftwood.engine import Engine
 from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
@@ -328,10 +328,8 @@ class Counting(DDTree):
         return True
 
 
-@pytest.mark.parametrize(("knows", "share"), [(True, 1 / 4), (False, 1)])
-def test_a_lone_request_that_gains_much_is_asked_in_every_fourth_round(
-    target: Target, knows: bool, share: float
-) -> None:
+@pytest.mark.parametrize(("knows", "share"), [(True, 1 / (1 + MOST_UNASKED)), (False, 1)])
+def test_the_more_a_lone_request_gains_the_less_often_it_is_asked(target: Target, knows: bool, share: float) -> None:
     text = [t for s in engine(target, None, "autoregressive").run(PROMPT, 200) for t in s.tokens]
     made, Counting.asked = engine(target, Truthful("truthful", truth=PROMPT + text if knows else [], slip=1000)), 0
     made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
@@ -365,6 +363,19 @@ def test_choices_that_come_out_alike_are_kept_for_a_while(target: Target, policy
     drafted = sum(round.drafted for round in rounds)
     assert drafted > 60 and Choosing.chosen == pytest.approx(ALIKE + share * (drafted - ALIKE), abs=2)
     assert {round.n for round in rounds if round.drafted} <= {1, 2}
+
+
+def test_another_request_begins_with_a_choice_of_its_own(target: Target) -> None:
+    made = engine(target, Noisy("noisy"))
+    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    policy, batch = Choosing(64), made.batch()
+    for request in (made.request(PROMPT, 60, policy=policy), made.request(PROMPT, 60, policy=policy)):
+        Choosing.chosen = 0
+        batch.join(request)
+        drafted = 0
+        while not request.finished:
+            drafted += any(step.round is not None and step.round.drafted for step in batch.round().values())
+        assert drafted > ALIKE + KEPT and Choosing.chosen >= ALIKE
 
 
 class Joining(Bastion):

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from draftwood import doctor, packing, processor
+from draftwood.acceptance import chances_of
 from draftwood.drafters.lattice import candidates
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
 from draftwood.native.candidates import choice, confidence, drawn, drawn_each, takes
+from draftwood.native.chances import chances
 from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
@@ -412,3 +414,24 @@ def test_processors_of_one_name_that_can_do_other_things_are_told_apart(
     assert said[0] == said[1] != said[2]
     path.unlink()
     assert processor.abilities().startswith(processor.processor())
+
+
+@compiled
+@pytest.mark.parametrize("optimism", [0.0, 0.7])
+def test_chances_are_those_of_the_formula(optimism: float) -> None:
+    """Of nodes that are certain or hopeless, too, and of a slice of a tree's arrays."""
+    rng = np.random.default_rng(3)
+    mass = np.concatenate([rng.random(40, np.float32), np.array([0, 1e-40, 1, 1 - 1e-7, 2e-20], np.float32)])
+    depths, root = rng.integers(1, 9, len(mass)), rng.normal(size=(4, 4))
+    given = np.array([0.2, 1.1, 0.8, -0.05]), root @ root.T / 50, mass[1:], depths[1:], optimism
+    np.testing.assert_allclose(chances(*given), chances_of(*given), rtol=1e-5)
+    assert chances(*given[:2], mass[:0], depths[:0], optimism).shape == (0,)
+
+
+@compiled
+@pytest.mark.parametrize("variant", [*building.VARIANTS, building.TILED], ids=" ".join)
+def test_every_variant_compiles_where_the_processor_can(variant: tuple[str, ...], tmp_path: Path) -> None:
+    """One that does not would be passed over in silence."""
+    if variant == building.TILED and not processor.can(building.TILES):
+        pytest.skip("no matrix units")
+    assert building._compile(building.shutil.which("cc"), variant, str(tmp_path / "ops.so")) is None
