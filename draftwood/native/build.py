@@ -25,8 +25,11 @@ from draftwood.processor import abilities, can
 
 NAMES = (
     "native.h",
+    "attention.h",
     "ops.c",
     "attention.c",
+    "scores.c",
+    "values.c",
     "products.c",
     "tiles.c",
     "layers.c",
@@ -36,6 +39,7 @@ NAMES = (
     "chances.c",
 )
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
+COMPILED = [source for source in SOURCES if source.suffix == ".c"]
 COMPILERS = ("cc", "gcc", "clang")
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
 FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
@@ -145,7 +149,7 @@ def _compile(compiler: str, variant: Sequence[str], draft: str) -> str | None:
     """Try the flags in order; what the last of them failed for."""
     said = None
     for flags in FLAGS:
-        command = [compiler, *COMMON, *flags, *variant, "-o", draft, *map(str, SOURCES[1:]), "-lm"]
+        command = [compiler, *COMMON, *flags, *variant, "-o", draft, *map(str, COMPILED), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 // Sums of a product on tiles of 16 rows, for processors with matrix units (AMX). A weight's panel is read as it is: 16
 // pairs of inputs of 16 outputs are a tile. Each row is summed by itself, over the inputs in one order. So are attention's
-// scores: a cache's keys are a tile as they lie, too. Values are not: of every 32 inputs even and odd ones are summed
-// apart, and a slot that is even in one tree may be odd in another.
+// scores, for which a cache's keys are a tile as they lie, and its values: of every 32 inputs tiles sum even and odd ones
+// apart, which values.c allows for where a slot is even in one tree and odd in another.
 
 #ifdef TILES
 #ifndef _GNU_SOURCE

@@ -112,7 +112,7 @@ def test_a_token_sees_the_same_bits_alone_and_beside_others(
 ) -> None:
     """Whichever form its block takes, however the loops are divided and among however many threads."""
     kind = (kv_heads, groups, size, torch.bfloat16, window)
-    cases = [make_case(random_tree(n, n), context + i, *kind, seed=n) for i, n in enumerate((2, 3, 5, 6, 11, 40))]
+    cases = [make_case(random_tree(n, n), context + i, *kind, seed=n) for i, n in enumerate((2, 3, 5, 6, 11, 40, 130))]
     together = attend(cases, 1)
     for threads in (2, 3, 4):
         assert all(map(torch.equal, attend(cases, threads), together))
