@@ -125,14 +125,14 @@ class AcceptanceModel:
             return TRIAL_NODES
         return max(3 * sorted(self._recent.sizes)[-2] // 2, LEAST_GROWN)
 
-    def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances | None = None) -> Floats:
+    def calibrate(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances = chances_of) -> Floats:
         """`[N]` probabilities that each path is accepted; with `optimism`, so many standard errors higher.
 
         By `chances` where they are worked out in a quicker way.
         """
-        return (chances or chances_of)(self.weights, self._covariance, mass, depths, optimism)
+        return chances(self.weights, self._covariance, mass, depths, optimism)
 
-    def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances | None = None) -> Floats:
+    def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances = chances_of) -> Floats:
         """The same, of no more nodes than may be verified before it is known whether drafting pays.
 
         Optimism lets nodes be verified that look too unlikely: else they would never be seen to be likelier. It is

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 
 from draftwood.latency import LatencyModel
-from draftwood.native.chances import compiled
+from draftwood.native.chances import quickest
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
 from draftwood.request import Request
@@ -70,7 +70,7 @@ class Chooser:
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
         self._settled = 0  # rounds that a lone request goes on to draft before it is asked
         self._chosen: _Chosen | None = None  # for a lone request
-        self._chances = compiled()
+        self._chances = quickest()
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
         """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""

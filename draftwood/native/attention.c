@@ -1,7 +1,8 @@
 // Attention over the keys and values of a cache, for bf16 on a CPU: a tree behind its context in one call.
 //
-// A row's result never depends on the other rows: sums run over its own visible keys, in an order that their positions decide
-// (others add an exact zero). So a token gets the same bits alone, in a chain and in a tree, and on any number of threads.
+// A row's result never depends on the other rows: sums run over its own visible keys, in an order that their positions
+// decide (others add an exact zero). So a token gets the same bits alone, in a chain and in a tree, and on any number of
+// threads.
 
 #include "attention.h"
 
@@ -146,8 +147,8 @@ static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *
 }
 
 // What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
-// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing `window` or more positions back
-// is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
+// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing `window` or
+// more positions back is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads) {
     Call call = {q, out, heads, heads / kv_heads, dim, window, scale};

@@ -1,4 +1,4 @@
-// What attention's three steps share: scores.c, values.c, and attention.c that calls them.
+// What attention.c shares with its two steps, scores.c and values.c.
 
 #include "native.h"
 
@@ -17,6 +17,7 @@
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad){__VA_ARGS__})
 #endif
+
 typedef int32_t quad __attribute__((vector_size(16)));
 typedef float float4 __attribute__((vector_size(16)));
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from ctypes import c_double, c_int64, c_void_p
 
 import numpy as np
-from numpy.typing import NDArray
 
-from draftwood.acceptance import Chances
+from draftwood.acceptance import Array, Chances, chances_of
 from draftwood.native.build import operators
 from draftwood.tree import Floats, Ints
 
-Array = NDArray[np.float64]
 
-
-def compiled() -> Chances | None:
-    """`acceptance.chances_of` as it is compiled, if it is."""
-    return chances if operators().library is not None else None
+def quickest() -> Chances:
+    """`chances_of`, as it is compiled if it is."""
+    return chances if operators().library is not None else chances_of
 
 
 def chances(weights: Array, covariance: Array, mass: Floats, depths: Ints, optimism: float) -> Floats:
+    """`chances_of`, compiled."""
     out = np.empty(len(mass), np.float32)
     given = np.ascontiguousarray(mass, np.float32), np.ascontiguousarray(depths, np.int64)
     addresses = [c_void_p(array.ctypes.data) for array in (weights, covariance, *given, out)]

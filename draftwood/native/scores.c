@@ -148,7 +148,10 @@ void score_range(const Call *call, const Block *block, int64_t range) {
 // is the `upper` half of a number or the lower one.
 INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int upper) {
     uint16_t place[2 * LANES];  // slots 0 and 1, 2 and 3, … side by side
-    for (int l = 0; l < LANES; l++) place[2 * l + upper] = l + l / pace * pace, place[2 * l + !upper] = l + l / pace * pace + pace;
+    for (int l = 0; l < LANES; l++) {
+        place[2 * l + upper] = l + l / pace * pace;
+        place[2 * l + !upper] = place[2 * l + upper] + pace;
+    }
     const __m512i order = _mm512_loadu_si512(place);
     for (int64_t i = 0; i < count; i += 2 * LANES) {
         __m512bh two = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + LANES), _mm512_loadu_ps(weights + i));
@@ -171,7 +174,8 @@ static void turn_weights(float *weights, int64_t count, int64_t pace) {
     for (int64_t s = 0; s < count; s += STRIP, weights += LANES * pace) {
         memcpy(strip, weights, LANES * pace * sizeof *weights);
         for (int64_t k = 0; k < LANES; k += 4)
-            for (int64_t l = 0; l < pace; l += 4) cross((int32_t *)strip + k * pace + l, pace, weights + l * LANES + k, LANES);
+            for (int64_t l = 0; l < pace; l += 4)
+                cross((int32_t *)strip + k * pace + l, pace, weights + l * LANES + k, LANES);
     }
 }
 

@@ -118,7 +118,8 @@ void shape_tiles_of_values(int64_t pace) {
     _tile_loadd(7, ones, LINE);
 }
 
-// Adds values in pairs [columns, 16 pairs of slots, 16], two columns or four, each times its query's weight [pace, 32 slots], and the weights.
+// Adds values in pairs [columns, 16 pairs of slots, 16], two columns or four, each times its query's weight [pace, 32 slots],
+// and the weights.
 void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {
     const char *values = pairs;
     _tile_loadd(5, weights, LINE);
@@ -143,7 +144,6 @@ void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns
     _tile_stored(1, to + 1, 4 * LINE);
     if (columns > 2) _tile_stored(2, to + 2, 4 * LINE);
     if (columns > 2) _tile_stored(3, to + 3, 4 * LINE);
-    _tile_release();
 }
 
 // Tiles left in use would be kept through every change of threads.

@@ -120,32 +120,34 @@ INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const
     int64_t dim = call->dim, seen = block->stop - block->first, stop = seen;
     if (branches(part)) stop = part->context / STRIP * STRIP - block->first;
     const bf16 *values = values_of(call, block) + d;
-    ivec pairs[2][COLUMNS][LANES];
-    bf16 rest[STRIP * COLUMNS * LANES] = {0};
+    ivec pairs[COLUMNS][LANES];
     Stream stream = stream_of(values, seen * dim, then);
     shape_tiles_of_values(block->pace);
-    for (int64_t s = 0, turn = 0; s < stop; s += STRIP, values += STRIP * dim, turn = !turn) {
+    for (int64_t s = 0; s < stop; s += STRIP, values += STRIP * dim) {
         if (stop - s < STRIP) {  // what is not there weighs nothing, but must be a number
+            bf16 rest[STRIP * COLUMNS * LANES] = {0};
             for (int64_t k = 0; k < stop - s; k++)
                 memcpy(rest + k * columns * LANES, values + k * dim, columns * LANES * sizeof *rest);
-            lay_values(rest, columns * LANES, pairs[turn], columns);
+            lay_values(rest, columns * LANES, pairs, columns);
         } else {
             ask(&stream, STRIP, dim * sizeof *values, columns * LANES * sizeof *values);
-            lay_values(values, dim, pairs[turn], columns);
+            lay_values(values, dim, pairs, columns);
         }
-        weigh_tiles(strip_at(block, s), pairs[turn], columns);
+        weigh_tiles(strip_at(block, s), pairs, columns);
     }
     store_tiles_of_values(sums, all, block->pace, columns);
+    leave_tiles();
     for (int64_t l = 0; l < block->lanes; l++)
         for (int c = 0; c < columns; c += 2) sort_columns(sums[l] + c);
 }
 
-// The slots of a row's own path, one for each position from one on that is in the context. Returns how many.
+// The slots of a row's own path, one for each position from one on. Returns how many.
 static int64_t path_of(const Part *part, int64_t row, int64_t from, int32_t *slots) {
     int64_t count = 0;
     for (int64_t slot = from; slot < part->context; slot++) slots[count++] = (int32_t)slot;
     for (int64_t m = 0; m <= row; m++)
-        if (part->visible[row * part->rows + m]) slots[count++] = (int32_t)(part->context + m);
+        if (part->visible[row * part->rows + m] && part->context + part->depth[m] >= from)
+            slots[count++] = (int32_t)(part->context + m);
     return count;
 }
 
@@ -167,13 +169,12 @@ INLINE void gather_steps(const Step *steps, int64_t count, int64_t lane, const i
 // Adds up to STRIP positions of their row's path to the sums of some lanes, as tiles would: even ones and odd ones apart.
 INLINE void gather_path(const Call *call, const Block *block, int64_t d, const int columns, const int32_t *slots,
                         int64_t count, int64_t lane, int64_t lanes, vec sums[][COLUMNS], float *all) {
-    static const bf16 none[LANES * STRIP];
     const bf16 *values = values_of(call, block) + d;
     Step steps[STRIP];
     for (int64_t i = 0; i < count; i++) {
-        int64_t slot = slots[i] - block->first;  // before that one nobody sees any
-        steps[i].weights = slot < 0 ? none : strip_at(block, slot) + slot % STRIP;
-        for (int c = 0; c < columns; c++) steps[i].values[c] = widen(values + (slot < 0 ? 0 : slot) * call->dim + c * LANES);
+        int64_t slot = slots[i] - block->first;
+        steps[i].weights = strip_at(block, slot) + slot % STRIP;
+        for (int c = 0; c < columns; c++) steps[i].values[c] = widen(values + slot * call->dim + c * LANES);
     }
     for (int64_t l = lane; l < lane + lanes; l++) {
         vec even[COLUMNS] = {0}, odd[COLUMNS] = {0};
@@ -189,9 +190,11 @@ INLINE void gather_path(const Call *call, const Block *block, int64_t d, const i
 INLINE void gather_tree(const Call *call, const Block *block, int64_t d, const int columns, vec sums[][COLUMNS],
                         float *all) {
     const Part *part = block->part;
+    int64_t from = part->context / STRIP * STRIP;
     int32_t slots[STRIP + part->rows];
+    if (from < block->first) from = block->first;
     for (int64_t l = 0, next; l < block->lanes; l = next) {
-        int64_t row = row_of(call, block, l), count = path_of(part, row, part->context / STRIP * STRIP, slots);
+        int64_t row = row_of(call, block, l), count = path_of(part, row, from, slots);
         for (next = l + 1; next < block->lanes && row_of(call, block, next) == row;) next++;
         for (int64_t i = 0; i < count; i += STRIP)
             gather_path(call, block, d, columns, slots + i, count - i < STRIP ? count - i : STRIP, l, next - l, sums, all);
