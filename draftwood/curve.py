@@ -44,6 +44,23 @@ UNTRIED = 30.0  # besides, of a width that the other one never ran: its first fo
 # From one observation to the next. A machine's moods come and go for all widths (the pace); their ratios hardly move,
 # and a policy lives by these: what drifted faster would follow the moods.
 DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """How seconds over width may differ from a prior, in variances as above."""
+
+    unknown: Array
+    inherited: Array
+    untried: float
+    drift: Array
+    rises: bool  # widths beyond those known are believed to take more
+
+
+FORWARD = Kind(UNKNOWN, INHERITED, UNTRIED, DRIFT, rises=True)
+# What the host does for a tree has no steps, and it varies much: what widths seem to differ by is mostly when they ran,
+# at first in cold caches. Where that was believed, a policy stayed with the width that was in use when it got quicker.
+HOST = Kind(1e6 + BROAD, 1 + 0.05 * BROAD, 0.0, 0.01 + 1e-4 * BROAD, rises=False)
 SURE = 0.25  # a width of less variance is known better than by what wider ones say
 RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
 WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much,
@@ -134,13 +151,14 @@ def widened(spread: float, error: float) -> float:
 class Curve:
     """Seconds over width: a prior times what was learned at each of `WIDTHS`."""
 
-    def __init__(self, like: Curve | None = None, rises: bool = True) -> None:
-        """`like` is where to start from: its values, believed as little as a profile of another day. `rises`: widths
-        beyond those known are believed to take more, if they do in one that is `like` it."""
-        self._rises: bool = rises if like is None else like._rises
+    def __init__(self, like: Curve | None = None, kind: Kind = FORWARD) -> None:
+        """`like` is where to start from: its kind and its values, believed as little as a profile of another day."""
+        self._kind: Kind = kind if like is None else like._kind
         self._value: Array = np.zeros(len(WIDTHS)) if like is None else like._value  # log of observed over expected
         # Their covariance, in variances of one observation.
-        self._doubt: Array = UNKNOWN if like is None else INHERITED + UNTRIED * np.diag(like._seen < RUN)
+        self._doubt: Array = self._kind.unknown if like is None else self._kind.inherited
+        if like is not None:
+            self._doubt = self._doubt + self._kind.untried * np.diag(like._seen < RUN)
         self._seen: Array = np.zeros(len(WIDTHS)) if like is None else np.minimum(like._seen, HEAD_START)
         self._spread = DOUBT  # of an observation: the root of its variance
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned
@@ -166,7 +184,7 @@ class Curve:
         sure = self._doubt.diagonal() < SURE
         most: Array = np.minimum.accumulate(np.where(sure, seconds, inf)[::-1])[::-1]
         seconds = np.where(sure, seconds, np.minimum(seconds, most))
-        return self._beyond(seconds, least) if self._rises else seconds
+        return self._beyond(seconds, least) if self._kind.rises else seconds
 
     def _beyond(self, seconds: Array, least: Array) -> Array:
         """The same, wary of wide forwards that were not run, but for the next one, which gets its try.
@@ -186,7 +204,10 @@ class Curve:
         parts, now = parts_of(width), self.seconds(prior)
         expected = seconds_at(width, now)
         error = log(seconds / expected)
-        doubt, slope = self._doubt + times * DRIFT, parts * now / (parts @ now)  # of the expected log by each ratio's
+        doubt, slope = (
+            self._doubt + times * self._kind.drift,
+            parts * now / (parts @ now),
+        )  # of the expected log by each ratio's
         pull = doubt @ slope
         own = 1 / times
         variance = own + float(slope @ pull)  # of the error: the observation's and the curve's
@@ -205,12 +226,12 @@ class Curve:
         return np.stack([self._value, self._seen], 1).tolist()
 
     @classmethod
-    def of_json(cls, data: object, rises: bool = True) -> Curve:
+    def of_json(cls, data: object, kind: Kind = FORWARD) -> Curve:
         """Raises ValueError for anything that `to_json` does not give."""
         found = np.array(data, np.float64)
         if found.shape != (len(WIDTHS), 2) or not (np.abs(found) < 1e6).all():
             raise ValueError("a curve has a value for each width, and how often it was seen")
-        curve = cls(rises=rises)
+        curve = cls(kind=kind)
         curve._value, curve._seen = found.T
         return cls(curve)
 

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.curve import WIDTHS, Array, Curve, Level, Slope, extended, seconds_at
+from draftwood.curve import HOST, WIDTHS, Array, Curve, Level, Slope, extended, seconds_at
 from draftwood.errors import BadInput
 from draftwood.policies.base import Costs
 from draftwood.trace import Errors, Round, prediction_errors
@@ -72,7 +72,7 @@ class Learned:
         self.draft: dict[int, Level] = {}
         self.resume: dict[int, Level] = {}  # how much longer than that a draft after a pause takes
         self.position = Slope()  # what one more position that the drafter is asked for takes, in drafts as counted
-        self.host, self.plain_host = Curve(rises=False), Level()
+        self.host, self.plain_host = Curve(kind=HOST), Level()
 
     def verify_at(self, context: int) -> Curve:
         """The curve for a context; one that is new starts like the nearest."""
@@ -120,7 +120,7 @@ class Learned:
         learned.draft = {int(at): Level.of_json(entry) for at, entry in data["draft"].items()}
         learned.resume = {int(at): Level.of_json(entry) for at, entry in data["resume"].items()}
         learned.position = Slope.of_json(data["position"])
-        learned.host, learned.plain_host = Curve.of_json(data["host"], rises=False), Level.of_json(data["plain_host"])
+        learned.host, learned.plain_host = Curve.of_json(data["host"], HOST), Level.of_json(data["plain_host"])
         return learned
 
 

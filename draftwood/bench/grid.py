@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,10 +178,9 @@ class Answering:
 
 def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
     """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's."""
-    for kind, cache in known.items():
-        reader = next(engine for engine in ran.values() if (engine.drafter is None) == kind)
+    for reader in {engine.drafter is None: engine for engine in ran.values()}.values():
         if reader.backend().name == "host":
-            Answering(reader, prompt, 1, Sampling(), cache)
+            Answering(reader, prompt, 1, Sampling(), known[reader.drafter is None])
 
 
 def worsened(llm: LLM, share: float) -> Drafter | None:
@@ -222,9 +222,11 @@ def measure_cell(
         if i + 1 == SIEVE:
             ran = sieved(ran, totals)
         asked = {method: total[: i + 1] for method, total in totals.items()}
-        if i + 1 >= options.limit and settled(asked, options.seed):
-            break
-    cell = summarize(place, asked, rounds, time.perf_counter() - start, options.seed)
+        if i + 1 >= options.limit:
+            ran = undecided(ran, asked, options.seed)
+            if set(ran) == {OURS}:
+                break
+    cell = summarize(place, asked, rounds, time.perf_counter() - start, options.seed, options.limit)
     return replace(cell, paused=1 - seconds / wall_s)
 
 
@@ -254,18 +256,22 @@ def race(
     return answers
 
 
-def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int) -> Cell:
-    rates = {method: rate(t) for method, t in totals.items()}
-    best = best_of(totals)
+def summarize(
+    place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int, limit: int
+) -> Cell:
+    """What came out; speeds are those of the first `limit` prompts, which all answered but budgets far from the best.
+
+    The best budget is the one that `OURS` is least ahead of, of those that so many prompts, or all, were asked of.
+    """
+    asked = min(limit, len(totals[OURS]))
+    best = min((m for m in budgets(totals) if totals[m][:asked].all()), key=lambda m: over(totals, m, seed)[0])
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,
-        rates,
-        speedup(totals[OURS], totals[PLAIN]),
-        bootstrap(totals[OURS], totals[PLAIN], seed),
+        {method: rate(total[:limit]) for method, total in totals.items()},
+        *over(totals, PLAIN, seed),
         best,
-        speedup(totals[OURS], totals[best]),
-        bootstrap(totals[OURS], totals[best], seed),
+        *over(totals, best, seed),
         float(np.mean([r.drafted for r in rounds])) if rounds else 0.0,
         seconds,
         {width: widths.count(width) for width in sorted(set(widths))},
@@ -273,16 +279,22 @@ def summarize(place: Place, totals: dict[str, Totals], rounds: Sequence[Round], 
     )
 
 
-def settled(totals: Mapping[str, Totals], seed: int) -> bool:
-    """Whether the intervals say of both bounds on which side of them the cell is."""
-    pairs = ((PLAIN, LEAST_OF_PLAIN), (best_of(totals), LEAST_OF_FIXED))
-    intervals = [(bootstrap(totals[OURS], totals[method], seed), least) for method, least in pairs]
-    return all(bounds is not None and not bounds[0] < least <= bounds[1] for bounds, least in intervals)
+def over(totals: Mapping[str, Totals], method: str, seed: int) -> tuple[float, tuple[float, float] | None]:
+    """`OURS` over a method, of the prompts that both answered, and the interval."""
+    both = totals[method].all(1)
+    ours, theirs = totals[OURS][both], totals[method][both]
+    return speedup(ours, theirs), bootstrap(ours, theirs, seed)
 
 
-def best_of(totals: Mapping[str, Totals]) -> str:
-    """The fastest of the fixed budgets that answered all prompts."""
-    return max((method for method in budgets(totals) if totals[method].all()), key=lambda method: rate(totals[method]))
+def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int) -> dict[str, Engine]:
+    """`OURS`, and the methods of which intervals leave open on which side of its bound it is."""
+    kept = {}
+    for method, engine in ran.items():
+        least = LEAST_OF_PLAIN if method == PLAIN else LEAST_OF_FIXED
+        low, high = over(totals, method, seed)[1] or (0.0, inf)
+        if method == OURS or (method != NEW and low < least <= high):
+            kept[method] = engine
+    return kept
 
 
 def rate(total: Totals) -> float:

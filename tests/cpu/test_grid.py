@@ -17,7 +17,7 @@ from draftwood.bench import grid
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.prompts import Prompt
-from draftwood.bench.stats import PLAIN, Totals
+from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse, worse
 from draftwood.drafters.base import Request
 from draftwood.drafters.pooled import Pooled, Recycling
@@ -136,7 +136,7 @@ def totals(plain: float, ours: float, fixed: float) -> dict[str, np.ndarray]:
 def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
     plain: float, fixed: float, holds: bool
 ) -> None:
-    cell = summarize(Place("s", 0.0, "good", 128), totals(plain, 1.0, fixed), [], 1.0, 0)
+    cell = summarize(Place("s", 0.0, "good", 128), totals(plain, 1.0, fixed), [], 1.0, 0, 2)
     assert cell.holds is holds and cell.best_fixed == FIXED[1]
     assert cell.of_plain == pytest.approx(plain) and cell.of_fixed == pytest.approx(fixed)
     assert Cell.of_json(json.loads(json.dumps(cell.to_json()))).place == cell.place
@@ -145,7 +145,10 @@ def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
 
 def test_the_page_sums_up_drafters_and_methods() -> None:
     good, random = (Place("s", 0.0, drafter, 128) for drafter in ("good", "random"))
-    cells = [summarize(good, totals(2.0, 1.0, 1.0), [], 1.0, 0), summarize(random, totals(0.9, 1.0, 3.0), [], 1.0, 0)]
+    cells = [
+        summarize(good, totals(2.0, 1.0, 1.0), [], 1.0, 0, 2),
+        summarize(random, totals(0.9, 1.0, 3.0), [], 1.0, 0, 2),
+    ]
     assert list(by_drafter(cells))[2:] == [
         "| good | 1 | 2.000, 2.000, 2.000 | 0 | 1.000, 1.000, 1.000 | 0 | 1 |",
         "| random | 1 | 0.900, 0.900, 0.900 | 1 | 3.000, 3.000, 3.000 | 0 | 0 |",
@@ -160,25 +163,33 @@ def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
     assert list(grid.sieved(ran, found)) == [PLAIN, OURS, NEW, *FIXED[:2]]  # type: ignore[arg-type, type-var]
     found[FIXED[0]][1] = 0  # left out after the first prompt, which was an easy one
     found[FIXED[0]][0] = [10.0, 0.1]
-    cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0)
+    cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0, 2)
     assert cell.best_fixed == FIXED[1] and cell.of_fixed == pytest.approx(1.0)
 
 
-def test_a_cell_is_settled_once_its_intervals_are_beyond_both_bounds() -> None:
-    rng = np.random.default_rng(0)
+def test_a_method_goes_on_while_its_interval_leaves_open_on_which_side_of_its_bound_ours_is() -> None:
 
-    def speeds(plain: float, fixed: float, spread: float, prompts: int) -> dict[str, Totals]:
-        """Of `bastion` over the two, as they differ from prompt to prompt."""
+    def left(plain: float, fixed: float, spread: float, prompts: int) -> set[str]:
+        """Of `bastion` over the two, every other prompt above and below that."""
         found = {method: np.full((prompts, 2), 10.0) for method in (PLAIN, OURS, NEW, *FIXED)}
         for method, ratio in {PLAIN: plain, **dict.fromkeys(FIXED, fixed)}.items():
-            found[method][:, 1] *= ratio * np.exp(spread * rng.normal(size=prompts))
-        return found
+            found[method][:, 1] *= ratio * np.exp(spread * (-1.0) ** np.arange(prompts))
+        return {*grid.undecided(dict.fromkeys(found), found, 0)}  # type: ignore[arg-type]
 
-    assert grid.settled(speeds(1.5, 1.05, 0.01, 8), 0) and grid.settled(speeds(0.9, 1.05, 0.01, 8), 0)
-    assert not grid.settled(speeds(1.5, 0.985, 0.05, 8), 0), "a prompt more or less decides"
-    assert not grid.settled(speeds(0.965, 1.05, 0.05, 8), 0)
-    assert grid.settled(speeds(1.5, 0.99, 0.05, 1000), 0)
-    assert not grid.settled(speeds(1.5, 1.5, 0.0, 1), 0), "one prompt says nothing of others"
+    assert left(1.5, 1.05, 0.01, 8) == left(0.9, 1.05, 0.01, 8) == {OURS}
+    assert left(1.5, 0.985, 0.05, 8) == {OURS, *FIXED}, "a prompt more or less decides"
+    assert left(0.965, 1.05, 0.01, 8) == {OURS, PLAIN} and left(1.5, 0.99, 0.05, 1000) == {OURS}
+    assert left(1.5, 1.5, 0.0, 1) == {OURS, PLAIN, *FIXED}, "one prompt says nothing of others"
+
+
+def test_ours_is_compared_on_prompts_that_both_answered() -> None:
+    found = {method: np.full((3, 2), 10.0) for method in (PLAIN, OURS, NEW, *FIXED)}
+    found[OURS][2] = [10.0, 20.0]  # a slow one, of which plain decoding was not asked any more
+    found[PLAIN][2] = found[FIXED[0]][2] = 0.0
+    found[FIXED[1]][2] = [10.0, 18.0]
+    cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0, 2)
+    assert cell.of_plain == 1.0 and cell.tokens_per_s[OURS] == 1.0 and cell.prompts == 3
+    assert cell.best_fixed == FIXED[2] and cell.of_fixed == pytest.approx(30 / 40)
 
 
 def tiny_llm(target: Target) -> Any:
