@@ -6,7 +6,6 @@ one process; plain decoding runs without any drafter. Finished cells are kept, s
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,15 +29,14 @@ from draftwood.bench.grid_table import (
     budgets,
     write_table,
 )
-from draftwood.bench.measure import turns
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
+from draftwood.bench.race import experienced, race, warmed
 from draftwood.bench.records import check_writable
 from draftwood.bench.results import Results
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
 from draftwood.bench.worse import worse
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
-from draftwood.offline import now
 from draftwood.prefix import PrefixCache
 from draftwood.sampling import Sampling
 from draftwood.trace import Round
@@ -49,11 +47,8 @@ if TYPE_CHECKING:
 
 TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
-WARM_TOKENS = 48
 EARLIER = 4  # texts of the set that ships that an earlier process answered
-EARLIER_SEED = 10**6  # other draws than those that are measured
 SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
-PAUSE = 5.0  # times a method's usual round is the most that one counts as: what is more is the machine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,84 +98,6 @@ def engines(llm: LLM, place: Place, methods: Sequence[str]) -> dict[str, Engine]
         method: Engine(llm.target, drafter, registry.policy(OURS if method == NEW else method), prices)
         for method, drafter in drafters.items()
     }
-
-
-def warmed(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> dict[str, Engine]:
-    """The same engines on a machine that has been used before, at a context like this one.
-
-    Kernels of their widths exist, and all know what any of them learned about seconds, as from a profile. Each in a
-    process of its own from here on: what one learns from texts and clocks helps no other.
-    """
-    race(ran, prompt, WARM_TOKENS, Sampling(), known, 0)
-    return {method: engine.fresh() for method, engine in ran.items()}
-
-
-def experienced(
-    ran: Mapping[str, Engine],
-    texts: Sequence[Sequence[int]],
-    tokens: int,
-    temperature: float,
-    known: Mapping[bool, PrefixCache],
-) -> dict[str, Engine]:
-    """The same engines, of which `OURS` finds what an earlier process kept of acceptance when it answered `texts`."""
-    earlier, later = {OURS: ran[OURS].fresh()}, ran[OURS].fresh()
-    for i, ids in enumerate(texts):
-        race(earlier, ids, tokens, Sampling(temperature, seed=EARLIER_SEED + i), {False: known[False]}, i)
-    later.recall(json.loads(json.dumps(earlier[OURS].experience())))
-    return {**ran, OURS: later}
-
-
-class Answering:
-    """One method's answer under way. Methods take turns at it, so that a machine's moods are shared."""
-
-    def __init__(
-        self, engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
-    ) -> None:
-        """Reads the prompt, unless it is `known`."""
-        self._engine = engine
-        self._request = engine.request(prompt, tokens, sampling)
-        self._batch = engine.batch_of_one(engine.policy, None, known.keep)
-        self.tokens, self.rounds, self._spent = 0, list[Round](), list[float]()  # behind the first token
-        engine.tap()
-        self._batch.join(self._request, known.find(self._request) if engine.backend().name == "host" else None)
-        while not (steps := list(self._batch.round().values())):
-            pass
-        self.tokens = len(steps[0].tokens) - 1
-
-    def run(self, tokens: int) -> None:
-        """Rounds until there are so many tokens, or all."""
-        self._engine.tap()  # plain decoding pays for no taps
-        while self.tokens < tokens and not self._request.finished:
-            start = time.perf_counter()
-            steps = list(self._batch.round().values())
-            self._spent.append(time.perf_counter() - start)
-            for step in steps:
-                self.tokens += len(step.tokens)
-                self.rounds += [step.round] if step.round else []
-        self._wait()
-
-    def _wait(self) -> None:
-        """What a device still does for this answer, the next draft, is this answer's time and not the next one's."""
-        start = time.perf_counter()
-        if self._spent:
-            self._spent[-1] += now(self._engine.target) - start
-
-    @property
-    def wall_s(self) -> float:
-        """Of all rounds."""
-        return sum(self._spent)
-
-    @property
-    def seconds(self) -> float:
-        """The same without the machine's pauses."""
-        return float(np.minimum(self._spent, PAUSE * np.median(self._spent)).sum())
-
-
-def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
-    """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's."""
-    for reader in {engine.drafter is None: engine for engine in ran.values()}.values():
-        if reader.backend().name == "host":
-            Answering(reader, prompt, 1, Sampling(), known[reader.drafter is None])
 
 
 def worsened(llm: LLM, share: float) -> Drafter | None:
@@ -235,25 +152,6 @@ def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str,
     rates = {method: rate(totals[method]) for method in budgets(totals)}
     least = NEAR * max(rates.values())
     return {method: engine for method, engine in ran.items() if rates.get(method, least) >= least}
-
-
-def race(
-    ran: Mapping[str, Engine],
-    prompt: Sequence[int],
-    tokens: int,
-    sampling: Sampling,
-    known: Mapping[bool, PrefixCache],
-    seed: int,
-) -> dict[str, Answering]:
-    """All methods answer a prompt, token by token in an order that `seed` shuffles. `known` by having no drafter."""
-    read(ran, prompt, known)
-    answers = {
-        method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
-        for method, engine in ran.items()
-    }
-    for method, goal in turns(list(ran), tokens, seed):
-        answers[method].run(goal)
-    return answers
 
 
 def summarize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from draftwood.bench import grid
+from draftwood.bench import grid, race
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.prompts import Prompt
@@ -202,7 +202,7 @@ def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part
     ran = grid.engines(tiny_llm(target), Place("s", 0.0, "good", 16), (PLAIN, OURS, "ddtree:4"))
     known = {engine.drafter is None: PrefixCache(engine.drafter, 64) for engine in ran.values()}
     before = ran[PLAIN].latency.costs(4, 20).verify_s.copy()
-    after = grid.warmed(ran, [1, 2, 3], known)
+    after = race.warmed(ran, [1, 2, 3], known)
     costs = {method: engine.latency.costs(4, 20).verify_s for method, engine in after.items()}
     assert all(np.array_equal(cost, costs[PLAIN]) and (cost != before).all() for cost in costs.values())
     assert len({id(engine.latency) for engine in after.values()}) == 3
@@ -211,7 +211,7 @@ def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part
 def test_what_an_earlier_process_learned_of_acceptance_is_known_to_ours_alone(target: Target) -> None:
     ran = grid.engines(tiny_llm(target), Place("s", 0.0, "good", 16), (PLAIN, OURS, NEW))
     known = {engine.drafter is None: PrefixCache(engine.drafter, 128) for engine in ran.values()}
-    after = grid.experienced(ran, [[1, 2, 3], [1, 2, 4]], 60, 0.0, known)
+    after = race.experienced(ran, [[1, 2, 3], [1, 2, 4]], 60, 0.0, known)
     assert {method: len(engine.experience()) for method, engine in after.items()} == {PLAIN: 0, OURS: 1, NEW: 0}
     assert not ran[OURS].experience()
 
@@ -226,7 +226,7 @@ def test_without_a_drafter_there_is_nothing_to_compare(tmp_path: Path) -> None:
 
 def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "CONTEXTS", (16, 24, 4096))
-    monkeypatch.setattr(grid, "WARM_TOKENS", 4)
+    monkeypatch.setattr(race, "WARM_TOKENS", 4)
     lines = [json.dumps({"turns": [f"question {i}"]}) for i in range(2)]
     (tmp_path / "set.jsonl").write_text("\n".join(lines))
     screen = Console(file=io.StringIO(), width=200)
