@@ -35,36 +35,41 @@ NARROW = 0.25  # variance of places from which on a slope is believed: where all
 # doublings do, what neighbours do, own.
 APART = np.log2(WIDTHS[:, None] / WIDTHS)  # in doublings
 BROAD, ALIKE, OWN = 1 / (1 + (APART / 4) ** 2), 1 / (1 + APART**2), np.eye(len(WIDTHS))
-# Of a curve that starts at the prior: the first round says how far off that is, others whether it rises enough. What
-# a width is off by itself is less than one observation is: at once it would be noise, and a width that seldom runs
-# would be left with that.
-UNKNOWN = 1e6 + 100 * BROAD + 5 * ALIKE + 0.1 * OWN
-INHERITED = 1 + 0.05 * ALIKE + 0.01 * OWN  # of one that starts like another
-UNTRIED = 30.0  # besides, of a width that the other one never ran: its first forwards say what it takes
-# From one observation to the next. A machine's moods come and go for all widths (the pace); their ratios hardly move,
-# and a policy lives by these: what drifted faster would follow the moods.
-DRIFT = 5e-4 * (0.75 * ALIKE + 0.25 * OWN)
+SURE = 0.25  # a width of less variance is known better than by what wider ones say
+RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
+WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much,
+LITTLE = 1.2  # except where it is believed to cost little: at most so many times the widest's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """How seconds over width may differ from a prior, in variances as above."""
 
-    unknown: Array
-    inherited: Array
-    untried: float
-    drift: Array
+    unknown: Array  # of a curve that starts at the prior
+    inherited: Array  # of one that starts like another
+    untried: float  # besides, of a width that the other one never ran: its first forwards say what it takes
+    drift: Array  # from one observation to the next
     rises: bool  # widths beyond those known are believed to take more
 
+    def inheriting(self, seen: Array) -> Array:
+        """Of a curve that starts like one that has `seen` so much of each width."""
+        return self.inherited + self.untried * np.diag(seen < RUN)
 
-FORWARD = Kind(UNKNOWN, INHERITED, UNTRIED, DRIFT, rises=True)
+
+FORWARD = Kind(
+    # The first round says how far off the prior is, others whether it rises enough. What a width is off by itself is
+    # less than one observation is: at once it would be noise, and a width that seldom runs would be left with that.
+    unknown=1e6 + 100 * BROAD + 5 * ALIKE + 0.1 * OWN,
+    inherited=1 + 0.05 * ALIKE + 0.01 * OWN,
+    untried=30.0,
+    # A machine's moods come and go for all widths (the pace); their ratios hardly move, and a policy lives by these:
+    # what drifted faster would follow the moods.
+    drift=5e-4 * (0.75 * ALIKE + 0.25 * OWN),
+    rises=True,
+)
 # What the host does for a tree has no steps, and it varies much: what widths seem to differ by is mostly when they ran,
 # at first in cold caches. Where that was believed, a policy stayed with the width that was in use when it got quicker.
-HOST = Kind(1e6 + BROAD, 1 + 0.05 * BROAD, 0.0, 0.01 + 1e-4 * BROAD, rises=False)
-SURE = 0.25  # a width of less variance is known better than by what wider ones say
-RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
-WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much,
-LITTLE = 1.2  # except where it is believed to cost little: at most so many times the widest's
+HOST = Kind(1e6 + BROAD, 1 + 0.05 * BROAD, untried=0.0, drift=0.01 + 1e-4 * BROAD, rises=False)
 
 
 @dataclass(slots=True)
@@ -156,9 +161,7 @@ class Curve:
         self._kind: Kind = kind if like is None else like._kind
         self._value: Array = np.zeros(len(WIDTHS)) if like is None else like._value  # log of observed over expected
         # Their covariance, in variances of one observation.
-        self._doubt: Array = self._kind.unknown if like is None else self._kind.inherited
-        if like is not None:
-            self._doubt = self._doubt + self._kind.untried * np.diag(like._seen < RUN)
+        self._doubt: Array = self._kind.unknown if like is None else self._kind.inheriting(like._seen)
         self._seen: Array = np.zeros(len(WIDTHS)) if like is None else np.minimum(like._seen, HEAD_START)
         self._spread = DOUBT  # of an observation: the root of its variance
         self._last: tuple[Array, Array] | None = None  # a prior and its `seconds`, until something is learned
@@ -204,10 +207,8 @@ class Curve:
         parts, now = parts_of(width), self.seconds(prior)
         expected = seconds_at(width, now)
         error = log(seconds / expected)
-        doubt, slope = (
-            self._doubt + times * self._kind.drift,
-            parts * now / (parts @ now),
-        )  # of the expected log by each ratio's
+        doubt = self._doubt + times * self._kind.drift
+        slope = parts * now / (parts @ now)  # of the expected log by each ratio's
         pull = doubt @ slope
         own = 1 / times
         variance = own + float(slope @ pull)  # of the error: the observation's and the curve's

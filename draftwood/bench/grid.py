@@ -161,15 +161,15 @@ def summarize(
 
     The best budget is the one that `OURS` is least ahead of, of those that so many prompts, or all, were asked of.
     """
-    asked = min(limit, len(totals[OURS]))
-    best = min((m for m in budgets(totals) if totals[m][:asked].all()), key=lambda m: over(totals, m, seed)[0])
+    fixed = {method: over(totals, method, seed) for method in budgets(totals) if totals[method][:limit].all()}
+    best = min(fixed, key=lambda method: fixed[method][0])
     widths = [1 + r.n for r in rounds]
     return Cell(
         place,
         {method: rate(total[:limit]) for method, total in totals.items()},
         *over(totals, PLAIN, seed),
         best,
-        *over(totals, best, seed),
+        *fixed[best],
         float(np.mean([r.drafted for r in rounds])) if rounds else 0.0,
         seconds,
         {width: widths.count(width) for width in sorted(set(widths))},
@@ -186,13 +186,13 @@ def over(totals: Mapping[str, Totals], method: str, seed: int) -> tuple[float, t
 
 def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int) -> dict[str, Engine]:
     """`OURS`, and the methods of which intervals leave open on which side of its bound it is."""
-    kept = {}
-    for method, engine in ran.items():
-        least = LEAST_OF_PLAIN if method == PLAIN else LEAST_OF_FIXED
+    bounds = {PLAIN: LEAST_OF_PLAIN, **dict.fromkeys(budgets(ran), LEAST_OF_FIXED)}
+
+    def open_(method: str) -> bool:
         low, high = over(totals, method, seed)[1] or (0.0, inf)
-        if method == OURS or (method != NEW and low < least <= high):
-            kept[method] = engine
-    return kept
+        return low < bounds[method] <= high
+
+    return {m: engine for m, engine in ran.items() if m == OURS or (m in bounds and open_(m))}
 
 
 def rate(total: Totals) -> float:

@@ -39,7 +39,7 @@ class Cell:
     """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
 
     place: Place
-    tokens_per_s: dict[str, float]  # of a budget that was left out: of the first prompts
+    tokens_per_s: dict[str, float]  # of the first prompts; of a budget that was left out, of fewer
     of_plain: float
     of_plain_interval: tuple[float, float] | None
     best_fixed: str
@@ -112,8 +112,8 @@ def by_drafter(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def by_method(cells: Sequence[Cell]) -> Iterator[str]:
-    """What each method alone comes to. A budget that was left out of a cell counts by its first prompts."""
-    yield f"| in all cells | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
+    """What each method alone comes to, by the first prompts of each cell: further ones are asked of some only."""
+    yield f"| in all cells, by their first prompts | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
     yield "|---|---|---|"
     for method in (OURS, NEW, *budgets(cells[0].tokens_per_s)):
         over = [c.tokens_per_s[method] / c.tokens_per_s[PLAIN] for c in cells]

@@ -87,7 +87,10 @@ class Answering:
 
 
 def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
-    """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's."""
+    """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's.
+
+    The last engine of each kind does: a text more to learn from, which is none of `OURS` where there are others.
+    """
     for reader in {engine.drafter is None: engine for engine in ran.values()}.values():
         if reader.backend().name == "host":
             Answering(reader, prompt, 1, Sampling(), known[reader.drafter is None])
