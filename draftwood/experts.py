@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import exp
@@ -13,13 +13,20 @@ from draftwood.trellis import Block
 
 SPOKEN = 16  # children of a conditional draft that count as its opinion
 DEPTHS = 8  # deeper opinions of a draft are of one kind
+LEVELS = 2  # the longest match speaks, and the next shorter one that occurred more often
+ANEW = 0.5  # occurrences that something new would have followed
+NEWS = 3.0  # occurrences that the most recent one counts for besides
+DOUBT = 2.0  # a match of m tokens is first believed m / (m + DOUBT)
+LONGEST = 12  # longer matches are no different,
+OFTEN = 3  # nor those that occurred more often
+KINDS = LEVELS, 1 + LONGEST, 1 + OFTEN, 2  # of matches: level, length, how often, and whether what followed agrees
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
     """Some tokens' probabilities at a place, at most 1 together, and what this opinion's worth depends on."""
 
-    kind: Hashable  # opinions of one kind share what is learned about them
+    kind: tuple[Any, ...]  # whose it is, and what else its worth depends on: what is learned is learned of a kind
     guess: float  # share that is believed before anything is learned
     probs: dict[int, float]
 
@@ -35,6 +42,85 @@ class Expert(Protocol):
     def opinions(self, place: Any) -> Sequence[Opinion]:
         """The best first."""
         ...
+
+
+class Occurrences(Protocol):
+    """Every substring of a text that grows: states, each of some substrings that end at the same places. 0 is empty."""
+
+    @property
+    def states(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """The state of everything so far, and its length."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        ...
+
+    def part(self) -> None:
+        """What comes next does not follow what was before: another text begins."""
+        ...
+
+    def step(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """The longest suffix of (`length` tokens that led to `state`, `token`) that occurred, and its length."""
+        ...
+
+    def shorter(self, state: int) -> tuple[int, int]:
+        """The longest suffix that occurred in more places, and its length. Not of the empty string."""
+        ...
+
+    def followers(self, state: int) -> dict[int, int]:
+        """Which tokens followed, and how often."""
+        ...
+
+    def latest(self, state: int) -> int:
+        """The token that followed most recently; -1 if none did."""
+        ...
+
+
+class Matches:
+    """What followed earlier occurrences. A place is (state, length of the match)."""
+
+    def __init__(self, text: Occurrences, start: tuple[int, int], source: int, name: str) -> None:
+        """`name`: matches in texts of one name share what is learned about them."""
+        self.text, self.name, self.source, self._start = text, name, source, start
+        self._found: dict[tuple[int, int], list[Opinion]] = {}
+
+    def start(self) -> tuple[int, int]:
+        return self._start
+
+    def step(self, place: tuple[int, int], token: int) -> tuple[int, int]:
+        return self.text.step(*place, token)
+
+    def opinions(self, place: tuple[int, int]) -> Sequence[Opinion]:
+        if place not in self._found:
+            self._found[place] = self._look(*place)
+        return self._found[place]
+
+    def _look(self, state: int, length: int) -> list[Opinion]:
+        found: list[Opinion] = []
+        while state > 0 and len(found) < LEVELS:
+            if counts := self.text.followers(state):
+                found.append(self._opinion(counts, self.text.latest(state), min(length, LONGEST), len(found)))
+            state, length = self.text.shorter(state)
+        return found
+
+    def _opinion(self, counts: dict[int, int], latest: int, length: int, level: int) -> Opinion:
+        total = sum(counts.values())
+        agree = max(counts.values()) > 0.6 * total
+        weighted = {token: count + NEWS * (token == latest) for token, count in counts.items()}
+        whole = total + NEWS + ANEW
+        probs = {token: count / whole for token, count in weighted.items()}
+        return Opinion((self.name, level, length, min(total, OFTEN), int(agree)), trust(length), probs)
+
+
+def trust(length: int) -> float:
+    """How far a match is believed at first."""
+    return length / (length + DOUBT)
 
 
 class LatticeExpert:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.noise import Ahead
-from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+from draftwood.tree import Child, Conditional, Draft, Growable, Lattice, Tree
 from draftwood.trellis import Trellis, weighed
 
 DEEPEST = 64  # depths of a conditional draft that noise is asked about: hardly one is deeper
@@ -60,7 +60,7 @@ def _tree(draft: Tree, ahead: Ahead) -> Tree:
     return Tree(draft.tokens, draft.parents, draft.depths, np.array(path, np.float32), draft.sources)
 
 
-class _Foreseen:
+class _Foreseen(Growable):
     """A conditional draft under noise. A place is the draft's own, and its children's depth from 0 on."""
 
     def __init__(self, draft: Conditional, ahead: Ahead) -> None:
@@ -86,6 +86,11 @@ class _Foreseen:
 
     def step(self, place: Any, token: int) -> Any:
         return self._draft.step(place[0], token), place[1] + 1
+
+    def grown(self, root: int, n_max: int, most: float, barren: float, ahead: Ahead | None = None) -> Tree | None:
+        assert ahead is None, "noise is foreseen once"
+        draft = self._draft
+        return draft.grown(root, n_max, most, barren, self._ahead) if isinstance(draft, Growable) else None
 
     def _at(self, depth: int, tokens: tuple[int, ...]) -> list[float]:
         known = self._known

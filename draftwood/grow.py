@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.tree import Child, Conditional, Draft, Lattice, Tree, matched
-from draftwood.trellis import Trellis
+from draftwood.tree import Child, Conditional, Draft, Growable, Lattice, Tree, matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +221,8 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -
     least = max(faint, draft.faint)
     most = -log(least) if least else inf
     barren = log((1 + faint) / (2 * faint)) if faint else inf  # cost at twice the odds of `faint`
-    if isinstance(draft, Trellis) and draft.grow is not None:
-        return draft.grow(draft, root, n_max, most, barren)
-    return _pop_conditional(draft, root, n_max, most, barren)
+    quickly = draft.grown(root, n_max, most, barren) if isinstance(draft, Growable) else None
+    return _pop_conditional(draft, root, n_max, most, barren) if quickly is None else quickly
 
 
 def _pop_conditional(draft: Conditional, root: int, n_max: int, most: float, barren: float) -> Tree:

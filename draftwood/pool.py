@@ -13,16 +13,23 @@ The formulas: docs/drafters.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import exp, log
 from operator import mul
 from typing import Any, TypeAlias
 
-from draftwood.experts import Expert, Opinion
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.experts import KINDS, Expert, Opinion, trust
+from draftwood.noise import Ahead
 from draftwood.successors import Successors
-from draftwood.tree import FAINT, Child
+from draftwood.tree import FAINT, Child, Growable, Ints, Tree
 from draftwood.trellis import Block, Trellis
+
+Array = NDArray[np.float64]
 
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
@@ -48,12 +55,20 @@ OFTEN, SELDOM = 4, 16
 class Weights:
     """What the pool has learned. Shared by all requests of a drafter."""
 
-    # For each depth a, and b for tokens that the table knows hardly, somewhat, well.
-    exponents: list[list[float]] = field(default_factory=lambda: [[0.9, 0.6, 0.6, 0.6] for _ in range(DEPTHS)])
+    # [DEPTHS, 4]: for each depth a, and b for tokens that the table knows hardly, somewhat, well.
+    exponents: Array = field(default_factory=lambda: np.tile([0.9, 0.6, 0.6, 0.6], (DEPTHS, 1)))
     evidence: dict[Hashable, list[float]] = field(default_factory=dict)  # choices for the others and for the opinion
     gain: float = 0.0  # probability that the pool adds to the first lattice's of a chosen token
     choices: int = 0
     worth: bool = False  # whether pooling pays
+    _shares: dict[Hashable, Array] = field(default_factory=dict)
+
+    def shares(self, name: str) -> Array:
+        """`KINDS`: the share of every kind of match in texts of that name; it changes as they are learned."""
+        if name not in self._shares:
+            opinions = (Opinion((name, *kind), trust(kind[1]), {}) for kind in np.ndindex(*KINDS))
+            self._shares[name] = np.array([self.share(opinion) for opinion in opinions]).reshape(KINDS)
+        return self._shares[name]
 
     def share(self, opinion: Opinion) -> float:
         """The opinion's share w in the mixture."""
@@ -67,6 +82,8 @@ class Weights:
         by = share * own / (share * own + (1 - share) * max(others, NEVER))
         pair[0] = MEMORY * pair[0] + 1 - by
         pair[1] = MEMORY * pair[1] + by
+        if (known := self._shares.get(opinion.kind[0])) is not None:
+            known[opinion.kind[1:]] = self.share(opinion)
         return share
 
     def judge(self, pooled: float, alone: float) -> None:
@@ -151,7 +168,7 @@ class View:
     opinions: list[tuple[Opinion, int]]  # and their sources
 
 
-class Pool:
+class Pool(Growable):
     """A conditional draft below one root: a first lattice or none, the successor table or none, and experts."""
 
     faint = FAINT
@@ -166,17 +183,38 @@ class Pool:
         max_depth: int,
         own: int = 0,
         table_source: int = 0,
+        quicker: Quicker | None = None,
     ) -> None:
-        """`own` is the lattice's source, `table_source` that of tokens which only the table knows."""
-        self._table, self._experts, self._weights = table, experts, weights
-        self._root, self._max_depth, self._own, self._table_source = root, max_depth, own, table_source
-        depths = 0 if lattice is None else len(lattice)
-        exponents = [weights.exponents[min(d, DEPTHS - 1)][0] if table else 1.0 for d in range(depths)]
-        self._rows = None if lattice is None or not depths else _Rows(lattice, exponents)
+        """`own` is the lattice's source, `table_source` that of tokens which only the table knows. `quicker` gives the
+        tree that asking for children would, if it can."""
+        self.lattice, self.table, self.experts, self.weights = lattice, table, experts, weights
+        self.root, self.max_depth, self.own, self.table_source = root, max_depth, own, table_source
+        self._quicker = quicker
         self._known: dict[tuple[int, int], _Mixture] = {}
 
+    @cached_property
+    def _rows(self) -> _Rows | None:
+        if self.lattice is None or not len(self.lattice):
+            return None
+        a = self.weights.exponents[:, 0].tolist() if self.table else [1.0] * DEPTHS
+        return _Rows(self.lattice, [a[min(d, DEPTHS - 1)] for d in range(len(self.lattice))])
+
+    def grown(
+        self,
+        root: int,
+        n_max: int,
+        most: float,
+        barren: float,
+        ahead: Ahead | None = None,
+        shifts: Ints | None = None,
+        vocab: int = 0,
+    ) -> Tree | None:
+        """The same, of tokens that are moved on by `shifts` [max_depth] ids, of `vocab`, at each depth (`worse.py`)."""
+        assert root == self.root, f"this draft is of the root {self.root}, not of {root}"
+        return self._quicker(self, n_max, most, barren, ahead, shifts, vocab) if self._quicker else None
+
     def start(self) -> Place:
-        return 0, self._root, tuple(expert.start() for expert in self._experts)
+        return 0, self.root, tuple(expert.start() for expert in self.experts)
 
     def step(self, place: Place, token: int) -> Place:
         theirs = place[2]
@@ -184,37 +222,37 @@ class Pool:
             place[0] + 1,
             token,
             tuple(
-                [None if at is None else e.step(at, token) for e, at in zip(self._experts, theirs, strict=True)],
+                [None if at is None else e.step(at, token) for e, at in zip(self.experts, theirs, strict=True)],
             ),
         )
 
     def children(self, place: Place) -> Iterator[Child]:
-        if place[0] >= self._max_depth:
+        if place[0] >= self.max_depth:
             return
         mixture = self._mix(place)
         rest = self._rest(place, mixture)
         ahead = next(rest, None)
         for p, token in sorted([(p, token) for token, p in mixture.listed.items()], reverse=True):
             while ahead is not None and ahead[0] > p:
-                yield -log(ahead[0]), ahead[1], self._own
+                yield -log(ahead[0]), ahead[1], self.own
                 ahead = next(rest, None)
             if p <= 0:
                 return
-            yield -log(p), token, mixture.sources.get(token, self._own)
+            yield -log(p), token, mixture.sources.get(token, self.own)
         while ahead is not None:
-            yield -log(ahead[0]), ahead[1], self._own
+            yield -log(ahead[0]), ahead[1], self.own
             ahead = next(rest, None)
 
     def learn(self, chosen: Sequence[int]) -> None:
         """The target wrote `chosen` behind the root."""
         place = self.start()
-        for token in chosen[: self._max_depth]:
+        for token in chosen[: self.max_depth]:
             self.learn_at(self._view(place), token)
             place = self.step(place, token)
 
     def learn_at(self, view: View, token: int) -> None:
         """The target wrote `token` where the pool had this view."""
-        place, weights, row = view.place, self._weights, view.row
+        place, weights, row = view.place, self.weights, view.row
         p = self._of(view.found, place, token)
         for opinion, _ in reversed(view.opinions):
             own = opinion.probs.get(token, 0.0)
@@ -229,7 +267,7 @@ class Pool:
         the root's. They stay as they are, whatever table and experts hear of later."""
         views: list[tuple[View, int]] = []
         best = self._first(place := self.start())
-        while best is not None and (views or best == chosen) and place[0] + 1 < self._max_depth:
+        while best is not None and (views or best == chosen) and place[0] + 1 < self.max_depth:
             place = self.step(place, best)
             best = self._first(place)
             views.append((self._view(place), -1 if best is None else best))
@@ -248,7 +286,7 @@ class Pool:
             return found
         left, shares = 1.0, []
         for opinion, source in opinions:
-            share = self._weights.share(opinion)
+            share = self.weights.share(opinion)
             shares.append((left * share, opinion.probs, source))
             left *= 1 - share
         listed, sources = {token: left * p for token, p in found.listed.items()}, dict(found.sources)
@@ -264,7 +302,7 @@ class Pool:
 
     def _opinions(self, place: Place) -> list[tuple[Opinion, int]]:
         """Opinions and their sources, the best first."""
-        pairs = zip(self._experts, place[2], strict=True)
+        pairs = zip(self.experts, place[2], strict=True)
         return [(opinion, e.source) for e, at in pairs if at is not None for opinion in e.opinions(at)]
 
     def _rest(self, place: Place, mixture: _Mixture) -> Iterator[tuple[float, int]]:
@@ -298,18 +336,18 @@ class Pool:
         return self._known[key]
 
     def _correct(self, depth: int, token: int) -> _Mixture:
-        seen, after = self._table.of(token) if self._table else (0, {})
+        seen, after = self.table.of(token) if self.table else (0, {})
         row = self._row(depth, token)
         if row is None:
-            return _Mixture(0.0, after, dict.fromkeys(after, self._table_source), seen, after)
-        b = self._weights.exponents[min(depth, DEPTHS - 1)][known(seen)] if seen else 0.0
+            return _Mixture(0.0, after, dict.fromkeys(after, self.table_source), seen, after)
+        b = float(self.weights.exponents[min(depth, DEPTHS - 1), known(seen)]) if seen else 0.0
         low = FLOOR**b
         total, least, listed, sources = row.total * low, 0.5 * row.powers[-1], {}, {}
         for follower, s in after.items():
             rank = row.rank.get(follower)
             if rank is None:
                 weight = least * (s + FLOOR) ** b
-                sources[follower] = self._table_source
+                sources[follower] = self.table_source
             else:
                 weight = row.powers[rank] * (s + FLOOR) ** b
                 total -= row.powers[rank] * low
@@ -323,7 +361,7 @@ class Pool:
         """Move the exponents towards a larger log p(chosen): log q and log s there, less their means under p."""
         found, after = view.found, view.found.after
         rank, outside = row.rank, row.logp[-1]
-        if self._table is None or not found.listed or (chosen not in rank and chosen not in found.listed):
+        if self.table is None or not found.listed or (chosen not in rank and chosen not in found.listed):
             return
         mean_q, mean_s, spoken = found.factor * sum(map(mul, row.powers, row.logp)), 0.0, 0.0
         for token, p in found.listed.items():
@@ -334,7 +372,7 @@ class Pool:
             spoken += p
         mean_s += (1 - spoken) * log(FLOOR)
         log_q = row.logp[rank[chosen]] if chosen in rank else outside
-        exponents = self._weights.exponents[min(view.place[0], DEPTHS - 1)]
+        exponents = self.weights.exponents[min(view.place[0], DEPTHS - 1)]
         _move(exponents, 0, log_q - mean_q, LOWEST_A)
         _move(exponents, known(found.seen), log(after.get(chosen, 0.0) + FLOOR) - mean_s, 0.0)
 
@@ -344,5 +382,9 @@ def known(seen: int) -> int:
     return 1 + (seen > 2) + (seen > 9)
 
 
-def _move(exponents: list[float], i: int, gradient: float, lowest: float) -> None:
-    exponents[i] = min(max(exponents[i] + STEP * min(max(gradient, -STEEP), STEEP), lowest), HIGHEST)
+def _move(exponents: Array, i: int, gradient: float, lowest: float) -> None:
+    exponents[i] = min(max(float(exponents[i]) + STEP * min(max(gradient, -STEEP), STEEP), lowest), HIGHEST)
+
+
+# A pool; the most nodes, the most that one may cost, and the most that one with children may; noise, `shifts`, `vocab`.
+Quicker: TypeAlias = Callable[[Pool, int, float, float, Ahead | None, Ints | None, int], Tree | None]

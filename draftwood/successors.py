@@ -6,21 +6,37 @@ As in token recycling (arXiv 2408.08696), but with averaged probabilities, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 LEARNED = 8  # of the target's candidates at a node, how many are taken over
 KEPT = 12  # successors that are remembered of each token
 RECENT = 0.3  # weight of the newest observation against all before it, once there were a few
+LEAST = 256  # tokens that there is room for at first
+NOBODY = -1
+
+Rows = TypeVar("Rows", bound=NDArray[np.generic])
 
 
 class Successors:
-    """For each token that was seen its likeliest successors, averaged over the contexts. A token takes 1.3 KB."""
+    """For each token that was seen its likeliest successors, averaged over the contexts. Arrays, which growth reads."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, dict[int, float]]] = {}
+        self.slots = np.full(LEAST, NOBODY, np.int32)  # [tokens] where each one's rows are
+        self.seen = np.zeros(LEAST, np.int32)  # [rows] how often
+        self.names = np.full((LEAST, KEPT), NOBODY, np.int32)  # [rows, KEPT] what may follow, the likeliest first,
+        self.probs = np.zeros((LEAST, KEPT))  # and how likely
+        self._rows = 0
 
     def of(self, token: int) -> tuple[int, dict[int, float]]:
-        """How often `token` was seen, and the probabilities of what may follow it, falling. To be read only."""
-        return self._known.get(token, (0, {}))
+        """How often `token` was seen, and the probabilities of what may follow it, falling."""
+        at = int(self.slots[token]) if token < len(self.slots) else NOBODY
+        if at == NOBODY:
+            return 0, {}
+        names = [name for name in self.names[at].tolist() if name != NOBODY]
+        return int(self.seen[at]), dict(zip(names, self.probs[at].tolist(), strict=False))
 
     def learn(
         self, tokens: Sequence[int], followers: Sequence[Sequence[int]], probs: Sequence[Sequence[float]]
@@ -33,4 +49,25 @@ class Successors:
             for follower, p in zip(names, values, strict=True):
                 mean[follower] = mean.get(follower, 0.0) + new * p
             best = sorted(mean, key=mean.__getitem__, reverse=True)[:KEPT]
-            self._known[token] = seen + 1, {follower: mean[follower] for follower in best}
+            at = self._row(token)
+            self.seen[at] = seen + 1
+            self.names[at, : len(best)] = best
+            self.probs[at, : len(best)] = [mean[follower] for follower in best]
+
+    def _row(self, token: int) -> int:
+        """Where a token's rows are, or will be."""
+        if token >= len(self.slots):
+            self.slots = _longer(self.slots, token + 1, NOBODY)
+        if self.slots[token] == NOBODY:
+            if self._rows == len(self.seen):
+                more = 2 * self._rows
+                self.seen, self.probs = _longer(self.seen, more, 0), _longer(self.probs, more, 0.0)
+                self.names = _longer(self.names, more, NOBODY)
+            self.slots[token], self._rows = self._rows, self._rows + 1
+        return int(self.slots[token])
+
+
+def _longer(rows: Rows, least: int, fill: float) -> Rows:
+    made = np.full((max(least, 2 * len(rows)), *rows.shape[1:]), fill, rows.dtype)
+    made[: len(rows)] = rows
+    return made  # type: ignore[return-value]

@@ -7,12 +7,15 @@ tree of n nodes costs the target 1 + n tokens. Shapes and axis letters: docs/sha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftwood.noise import Ahead
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -143,6 +146,18 @@ class Conditional(Protocol):
     def step(self, place: Any, token: int) -> Any:
         """The place of the child `token` of a node."""
         ...
+
+
+class Growable(ABC):
+    """A conditional draft whose tree may be had in a quicker way than by asking node by node."""
+
+    @abstractmethod
+    def grown(self, root: int, n_max: int, most: float, barren: float, ahead: Ahead | None = None) -> Tree | None:
+        """The best-first tree below the token `root`: at most `n_max` nodes, none that costs more than `most`, no child
+        of one that costs more than `barren`. None where there is no quicker way.
+
+        With noise `ahead` as who knows it (`foresight.py`) sees the draft.
+        """
 
 
 Draft: TypeAlias = Lattice | Tree | Conditional

@@ -9,12 +9,12 @@ from typing import TypeAlias
 import numpy as np
 
 from draftwood.noise import Ahead
-from draftwood.tree import Child, Floats, Lattice, Tree
+from draftwood.tree import Child, Floats, Growable, Lattice, Tree
 
 Place: TypeAlias = tuple[int, int]  # depth of the node's children from 0 on, and its token
 
 
-class Trellis:
+class Trellis(Growable):
     """Marginals, and what each candidate of a depth makes of those of the next.
 
     Behind a token that is no candidate the marginals hold as they are.
@@ -71,6 +71,10 @@ class Trellis:
 
     def step(self, place: Place, token: int) -> Place:
         return place[0] + 1, token
+
+    def grown(self, root: int, n_max: int, most: float, barren: float, ahead: Ahead | None = None) -> Tree | None:
+        draft = self if ahead is None else Trellis(self.lattice, self.pairs, self.grow, ahead)
+        return None if self.grow is None else self.grow(draft, root, n_max, most, barren)
 
 
 def weighed(logp: Sequence[float], noise: Sequence[float]) -> tuple[list[float], float]:

@@ -12,7 +12,8 @@ import torch
 from draftwood.drafters.base import Candidates, Drafter, Learner, Placeable, Placed, Request
 from draftwood.latency import Work
 from draftwood.noise import Ahead
-from draftwood.tree import Child, Conditional, Draft, Lattice, Tree
+from draftwood.pool import Pool
+from draftwood.tree import Child, Conditional, Draft, Growable, Ints, Lattice, Tree
 from draftwood.trellis import Trellis
 
 DRAFTS = 1024  # ways in which drafts on a device are made worse
@@ -64,7 +65,7 @@ class Worse(Learner):
             rng = np.random.default_rng([root])
             shifts = rng.integers(1, self._vocab, self.max_depth) * (rng.random(self.max_depth) < self._share)
             if not isinstance(draft, Trellis):
-                return Shifted(draft, shifts.tolist(), self._vocab)
+                return Shifted(draft, shifts, self._vocab)
             tokens = (draft.lattice.tokens + shifts[: len(draft), None]) % self._vocab  # pairs are of places
             return Trellis(replace(draft.lattice, tokens=tokens), draft.pairs, draft.grow)
         rng = np.random.default_rng([root, int(draft.tokens.sum())])
@@ -112,11 +113,11 @@ class PlacedWorse:
 
 
 @dataclass(frozen=True, slots=True)
-class Shifted:
+class Shifted(Growable):
     """A conditional draft with the tokens of each depth moved on by a number of ids. Siblings stay apart."""
 
     inner: Conditional
-    shifts: Sequence[int]  # by depth, the root's children first; 0 leaves a depth as it is
+    shifts: Ints  # [D], by depth, the root's children first; 0 leaves a depth as it is
     vocab: int
 
     @property
@@ -129,8 +130,13 @@ class Shifted:
     def children(self, place: tuple[int, Any]) -> Iterator[Child]:
         depth, inner = place
         for cost, token, source in self.inner.children(inner):
-            yield cost, (token + self.shifts[depth]) % self.vocab, source
+            yield cost, (token + int(self.shifts[depth])) % self.vocab, source
 
     def step(self, place: tuple[int, Any], token: int) -> tuple[int, Any]:
         depth, inner = place
-        return depth + 1, self.inner.step(inner, (token - self.shifts[depth]) % self.vocab)
+        return depth + 1, self.inner.step(inner, (token - int(self.shifts[depth])) % self.vocab)
+
+    def grown(self, root: int, n_max: int, most: float, barren: float, ahead: Ahead | None = None) -> Tree | None:
+        if not isinstance(self.inner, Pool):
+            return None
+        return self.inner.grown(root, n_max, most, barren, ahead, self.shifts, self.vocab)

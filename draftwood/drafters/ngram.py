@@ -6,20 +6,13 @@ is learned from what the target chose, so its masses are probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
-from draftwood.drafters.automaton import SuffixAutomaton
+from draftwood.drafters.automaton import automaton
 from draftwood.drafters.options import parse
 from draftwood.drafters.pooled import Voice
-from draftwood.experts import Expert, Opinion
-
-LEVELS = 2  # the longest match speaks, and the next shorter one that occurred more often
-ANEW = 0.5  # occurrences that something new would have followed
-NEWS = 3.0  # occurrences that the most recent one counts for besides
-DOUBT = 2.0  # a match of m tokens is first believed m / (m + DOUBT)
-LONGEST = 12  # longer matches are no different
+from draftwood.experts import Expert, Matches, Occurrences
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +30,8 @@ class NgramState:
 
     tokens: list[int] = field(default_factory=list)
     read: int = 0  # tokens whose substrings are known
-    substrings: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    earlier: SuffixAutomaton | None = None  # the texts that `elsewhere` is in
+    substrings: Occurrences = field(default_factory=automaton)
+    earlier: Occurrences | None = None  # the texts that `elsewhere` is in
     elsewhere: tuple[int, int] = (0, 0)  # their longest suffix in earlier texts: state, length
 
     def __deepcopy__(self, memo: object) -> NgramState:
@@ -54,43 +47,6 @@ class Heard:
     told: int
 
 
-class Matches:
-    """What followed earlier occurrences, as an opinion. A place is (state, length of the match)."""
-
-    def __init__(self, substrings: SuffixAutomaton, start: tuple[int, int], source: int, kind: str) -> None:
-        self._substrings, self._start, self._kind, self.source = substrings, start, kind, source
-        self._found: dict[tuple[int, int], list[Opinion]] = {}
-
-    def start(self) -> tuple[int, int]:
-        return self._start
-
-    def step(self, place: tuple[int, int], token: int) -> tuple[int, int]:
-        return self._substrings.step(*place, token)
-
-    def opinions(self, place: tuple[int, int]) -> Sequence[Opinion]:
-        if place not in self._found:
-            self._found[place] = self._look(*place)
-        return self._found[place]
-
-    def _look(self, state: int, length: int) -> list[Opinion]:
-        found: list[Opinion] = []
-        while state > 0 and len(found) < LEVELS:
-            if self._substrings.next[state]:
-                found.append(self._opinion(state, min(length, LONGEST), len(found)))
-            state = self._substrings.link[state]
-            length = self._substrings.length[state]
-        return found
-
-    def _opinion(self, state: int, length: int, level: int) -> Opinion:
-        counts = self._substrings.followers(state)
-        total, latest = sum(counts.values()), self._substrings.latest[state]
-        agree = max(counts.values()) > 0.6 * total
-        weighted = {token: count + NEWS * (token == latest) for token, count in counts.items()}
-        whole = total + NEWS + ANEW
-        probs = {token: count / whole for token, count in weighted.items()}
-        return Opinion((self._kind, level, length, min(total, 3), agree), length / (length + DOUBT), probs)
-
-
 class NgramDrafter(Voice):
     """Reads no target features and has no weights; the same class serves every target."""
 
@@ -98,7 +54,7 @@ class NgramDrafter(Voice):
         self.options = options
         self.max_depth = options.max_depth
         self.name = "ngram"
-        self._earlier = SuffixAutomaton()
+        self._earlier = automaton()
         self._heard: list[Heard] = []
 
     @classmethod
@@ -124,14 +80,14 @@ class NgramDrafter(Voice):
         assert 0 <= length <= len(state.tokens), f"cannot rewind {len(state.tokens)} tokens to {length}"
         del state.tokens[length:]
         if state.read > length:
-            state.read, state.substrings, state.elsewhere = 0, SuffixAutomaton(), (0, 0)
+            state.read, state.substrings, state.elsewhere = 0, automaton(), (0, 0)
         self._listen(state)  # a copy begins like a text that was heard
 
     def experts(self, state: NgramState, root: int, source: int) -> list[Expert]:
         """Matches in the text itself and, if asked for, in earlier ones."""
         self._read(state)
         here = state.substrings
-        found: list[Expert] = [Matches(here, here.step(here.end, here.length[here.end], root), source, "ngram")]
+        found: list[Expert] = [Matches(here, here.step(*here.end, root), source, "ngram")]
         if self.options.earlier:
             found.insert(0, Matches(self._earlier, self._earlier.step(*state.elsewhere, root), source, "earlier"))
         return found
@@ -161,8 +117,8 @@ class NgramDrafter(Voice):
             news, heard.told = heard.tokens[heard.told :], len(heard.tokens)
             if not news:
                 continue
-            if len(self._earlier.link) > 2 * self.options.earlier:
-                self._earlier = SuffixAutomaton()
+            if self._earlier.states > 2 * self.options.earlier:
+                self._earlier = automaton()
             self._earlier.part()
             self._earlier.extend(news)
         self._heard = [heard for heard in self._heard if heard.state() is not None]

@@ -20,6 +20,7 @@ from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
+from draftwood.native.pooled import quicker
 from draftwood.pool import Pool, View, Weights
 from draftwood.successors import LEARNED, Successors
 from draftwood.target import Target
@@ -230,7 +231,8 @@ class Pooled(Learner, Carded):
                 experts.append(ConditionalExpert(draft, i))
         table = self._recycling.table if self._recycling else None
         own_source = lattices[0] if lattices else 0
-        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, own_source, self._learned)
+        sources = own_source, self._learned
+        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, *sources, quicker())
         return state.pool if first is None or self.weights.worth else first
 
     @property

@@ -34,8 +34,11 @@ NAMES = (
     "tiles.c",
     "layers.c",
     "logits.c",
+    "growth.h",
     "growth.c",
+    "substrings.h",
     "substrings.c",
+    "pooled.c",
     "chances.c",
 )
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
@@ -75,7 +78,7 @@ class Built:
         for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.confidence.restype = ctypes.c_float
-        for name in ("choice", "draw", "grow", "read_text"):
+        for name in ("append_text", "choice", "draw", "followers", "grow", "grow_pooled", "step_text"):
             getattr(loaded, name).restype = ctypes.c_int64
         return loaded
 

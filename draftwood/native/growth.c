@@ -1,13 +1,6 @@
 // The likeliest paths through a trellis, as grow.py takes them: the same sums in the same order.
 
-#include "native.h"
-
-// A node of the tree, or one that waits.
-typedef struct {
-    double cost;                  // -log p of the path to it
-    int64_t depth, parent, rank;  // the rank among the candidates of its depth
-    double total;                 // what noise makes of the sum of its children and the rest, as a logarithm
-} Node;
+#include "growth.h"
 
 // As trellis.py has it.
 typedef struct {
@@ -24,36 +17,6 @@ typedef struct {
     const double *noise;  // or null
     int64_t k;
 } Row;
-
-// Those that wait: of each node of the tree no more than the next child, so no two children of one are compared.
-typedef struct {
-    Node *nodes;
-    int64_t count;
-} Heap;
-
-static inline int precedes(const Node *one, const Node *other) {
-    if (one->cost != other->cost) return one->cost < other->cost;
-    return one->depth != other->depth ? one->depth < other->depth : one->parent < other->parent;
-}
-
-static void push(Heap *heap, Node node) {
-    int64_t place = heap->count++;
-    for (int64_t above; place && precedes(&node, heap->nodes + (above = (place - 1) / 2)); place = above)
-        heap->nodes[place] = heap->nodes[above];
-    heap->nodes[place] = node;
-}
-
-static Node pop(Heap *heap) {
-    Node *nodes = heap->nodes, first = nodes[0], last = nodes[--heap->count];
-    int64_t place = 0;
-    for (int64_t below = 1; below < heap->count; below = 2 * place + 1) {
-        below += below + 1 < heap->count && precedes(nodes + below + 1, nodes + below);
-        if (!precedes(nodes + below, &last)) break;
-        nodes[place] = nodes[below], place = below;
-    }
-    nodes[place] = last;
-    return first;
-}
 
 static Row row_of(Trellis *draft, const Node *node) {
     int64_t depth = node->depth, k = draft->k;

@@ -1,6 +1,8 @@
 // What the operators share. Everything is summed in fp32 and rounded once, to nearest even; so are attention's weights
 // where they meet values in dot products.
 
+#pragma once
+
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,25 +1,6 @@
-// The suffix automaton of a whole text, as drafters/automaton.py makes it token by token.
+// The suffix automaton of a text, as drafters/automaton.py makes it token by token.
 
-#include "native.h"
-
-// Of n tokens there are at most 2 n + 1 states and 3 n + 1 edges.
-typedef struct {
-    int32_t *link, *length, *count, *latest;  // of each state, as in automaton.py
-    int32_t *newest, *older;                  // the last edge of each state and the one before each edge, or -1
-    int32_t *from, *token, *to;               // of each edge
-    int32_t *slots;                           // a hash table of edges by state and token, -1 where it is empty
-    int64_t states, edges, mask;
-} Automaton;
-
-static int64_t slot(const Automaton *a, int32_t state, int32_t token) {
-    uint64_t mixed = ((uint64_t)(uint32_t)state << 32 | (uint32_t)token) * 0x9E3779B97F4A7C15u;
-    int64_t place = (int64_t)(mixed >> 20) & a->mask;
-    for (int32_t edge; (edge = a->slots[place]) >= 0; place = (place + 1) & a->mask)
-        if (a->from[edge] == state && a->token[edge] == token) break;
-    return place;
-}
-
-static int32_t find(const Automaton *a, int32_t state, int32_t token) { return a->slots[slot(a, state, token)]; }
+#include "substrings.h"
 
 static void connect(Automaton *a, int32_t state, int32_t token, int32_t to) {
     int32_t edge = (int32_t)a->edges++;
@@ -35,11 +16,14 @@ static int32_t state(Automaton *a, int32_t link, int32_t length) {
     return made;
 }
 
-// The suffix link of a new state whose longest known suffix is that of `edge`.
+static int whole(const Automaton *a, int32_t edge) { return a->length[a->to[edge]] == a->length[a->from[edge]] + 1; }
+
+// The suffix link of a new state whose longest known suffix is that of `edge`. A clone ends where its original does.
 static int32_t split(Automaton *a, int32_t edge) {
     int32_t before = a->from[edge], token = a->token[edge], after = a->to[edge];
-    if (a->length[after] == a->length[before] + 1) return after;
+    if (whole(a, edge)) return after;
     int32_t clone = state(a, a->link[after], a->length[before] + 1);
+    a->count[clone] = a->count[after], a->latest[clone] = a->latest[after];
     for (int32_t other = a->newest[after]; other >= 0; other = a->older[other])
         connect(a, clone, a->token[other], a->to[other]);
     for (; before >= 0 && (edge = find(a, before, token)) >= 0 && a->to[edge] == after; before = a->link[before])
@@ -47,53 +31,64 @@ static int32_t split(Automaton *a, int32_t edge) {
     return a->link[after] = clone;
 }
 
-// What ends at a prefix ends at all its suffixes: longest first, each state tells its link. `order` has room for all
-// states, `starts` for n + 2 numbers.
-static void tell(Automaton *a, int64_t n, int32_t *order, int32_t *starts) {
-    memset(starts, 0, (n + 2) * sizeof *starts);
-    for (int64_t s = 0; s < a->states; s++) starts[a->length[s] + 1]++;
-    for (int64_t i = 1; i < n + 2; i++) starts[i] += starts[i - 1];
-    for (int64_t s = 0; s < a->states; s++) order[starts[a->length[s]]++] = (int32_t)s;
-    for (int64_t i = a->states - 1; i > 0; i--) {
-        int32_t one = order[i], link = a->link[one];
-        a->count[link] += a->count[one];
-        if (a->latest[one] > a->latest[link]) a->latest[link] = a->latest[one];
-    }
+// `state` and the next `links` along its suffix links hear what followed, or that they occurred once more.
+static void follow(Automaton *a, int32_t state, int64_t links, int32_t token) {
+    for (; links-- && state > 0; state = a->link[state]) a->latest[state] = token;
 }
 
-// The edges in order of their states, those of one as they were made: `starts` [states + 1] says where each begins.
-static void sort(const Automaton *a, int32_t *starts, int32_t *tokens, int32_t *to) {
-    int32_t place = starts[a->states] = (int32_t)a->edges;
-    for (int64_t s = a->states - 1; s >= 0; starts[s--] = place)
-        for (int32_t edge = a->newest[s]; edge >= 0; edge = a->older[edge])
-            tokens[--place] = a->token[edge], to[place] = a->to[edge];
+static void count(Automaton *a, int32_t state, int64_t links) {
+    for (; links-- && state > 0; state = a->link[state]) a->count[state]++;
 }
 
-// `tokens` [n] into states [5, 2 n + 2] (link, length, occurrences, the token after the latest one or -1, the first
-// edge) and edges [2, 3 n + 1] (token, to). `end` becomes the state of the whole text. Returns the number of states,
-// or -1 if memory ran out.
-int64_t read_text(const int32_t *tokens, int64_t n, int32_t *states, int32_t *edges, int64_t *end) {
-    int64_t row = 2 * n + 2, most = 3 * n + 1, room = 16;
-    while (room < 2 * most) room *= 2;
-    int32_t *memory = malloc((2 * row + 4 * most + room) * sizeof *memory), *from = memory + 2 * row;
-    if (!memory) return -1;
-    Automaton a = {states, states + row, states + 2 * row, states + 3 * row, memory,          from + 3 * most,
-                   from,   from + most,  from + 2 * most,  from + 4 * most,  0, 0, room - 1};
-    memset(a.slots, -1, room * sizeof *a.slots);
-    int32_t last = state(&a, -1, 0);
+// Whether there is room for a token: for its edges, and those of a clone.
+static int fits(const Automaton *a, int32_t token) {
+    int64_t more = 0;
+    int32_t before = (int32_t)a->end, edge = -1;
+    for (; before >= 0 && (edge = find(a, before, token)) < 0; before = a->link[before]) more++;
+    if (before >= 0 && !whole(a, edge))
+        for (int32_t other = a->newest[a->to[edge]]; other >= 0; other = a->older[other]) more++;
+    return a->states + 2 <= a->state_room && a->edges + more <= a->edge_room;
+}
+
+// An automaton of nothing.
+void begin_text(Automaton *a) {
+    memset(a->slots, -1, (a->mask + 1) * sizeof *a->slots);
+    a->states = a->edges = 0, a->end = state(a, -1, 0);
+}
+
+// The same automaton in other memory, where its slots are not filled yet.
+void move_text(Automaton *a) {
+    memset(a->slots, -1, (a->mask + 1) * sizeof *a->slots);
+    for (int64_t edge = 0; edge < a->edges; edge++) a->slots[slot(a, a->from[edge], a->token[edge])] = (int32_t)edge;
+}
+
+static void append(Automaton *a, int32_t token) {
+    int32_t made = state(a, 0, a->length[a->end] + 1), before = (int32_t)a->end, edge = -1;
+    for (; before >= 0 && (edge = find(a, before, token)) < 0; before = a->link[before]) connect(a, before, token, made);
+    if (before >= 0) a->link[made] = split(a, edge);
+    a->end = made;
+}
+
+// Appends `tokens` [n], of which no more than `links` suffixes hear. Returns how many there was room for.
+int64_t append_text(Automaton *a, const int32_t *tokens, int64_t n, int64_t links) {
     for (int64_t i = 0; i < n; i++) {
-        int32_t made = state(&a, 0, (int32_t)i + 1), before = last, edge = -1;
-        for (; before >= 0 && (edge = find(&a, before, tokens[i])) < 0; before = a.link[before])
-            connect(&a, before, tokens[i], made);
-        if (before >= 0) a.link[made] = split(&a, edge);
-        a.count[made] = 1, a.latest[made] = i + 1 < n ? (int32_t)i + 1 : -1, last = made;
+        if (!fits(a, tokens[i])) return i;
+        follow(a, (int32_t)a->end, links, tokens[i]);
+        append(a, tokens[i]);
+        count(a, (int32_t)a->end, links);
     }
-    tell(&a, n, memory + row, a.slots);
-    for (int64_t s = 0; s < a.states; s++)
-        if (a.latest[s] >= 0) a.latest[s] = tokens[a.latest[s]];
-    a.count[0] = 0, a.latest[0] = -1;  // of the empty string nobody asks
-    sort(&a, states + 4 * row, edges, edges + most);
-    free(memory);
-    *end = last;
-    return a.states;
+    return n;
 }
+
+int64_t step_text(const Automaton *a, int64_t state, int64_t token, int32_t *length) {
+    return step(a, (int32_t)state, (int32_t)token, length);
+}
+
+// Which tokens followed a state and how often, as far as `found` [2, room] has room. Returns how many did.
+int64_t followers(const Automaton *a, int64_t state, int32_t *found, int64_t room) {
+    int64_t n = 0;
+    for (int32_t edge = a->newest[state]; edge >= 0; edge = a->older[edge], n++)
+        if (n < room) found[n] = a->token[edge], found[room + n] = a->count[a->to[edge]];
+    return n;
+}
+

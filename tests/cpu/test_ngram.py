@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from copy import deepcopy
 from itertools import pairwise
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import registry
-from draftwood.drafters import automaton
-from draftwood.drafters.automaton import MANY, SuffixAutomaton
+from draftwood.drafters.automaton import LINKS, SuffixAutomaton
 from draftwood.drafters.base import Request
 from draftwood.drafters.ngram import NgramDrafter
 from draftwood.drafters.pooled import Pooled
 from draftwood.errors import BadInput
 from draftwood.grow import grow
-from draftwood.native.substrings import Edges
+from draftwood.native.substrings import Substrings
 from draftwood.tree import Tree
 
 TOKENS = st.lists(st.integers(0, 4), max_size=60)  # a small alphabet matches often
@@ -47,18 +45,22 @@ def occurrences(tokens: list[int], part: list[int]) -> list[int]:
     return [i for i in range(len(part), len(tokens) + 1) if tokens[i - len(part) : i] == part]
 
 
-LONG = st.lists(st.integers(0, 4), min_size=MANY, max_size=2 * MANY)
+@pytest.fixture(params=[SuffixAutomaton, Substrings], scope="module")
+def kind(request: pytest.FixtureRequest, isolated_home: None) -> type[SuffixAutomaton | Substrings]:
+    if request.param is Substrings:
+        request.getfixturevalue("compiled")
+    return request.param
 
 
-@settings(max_examples=300)
-@given(TOKENS | LONG, TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
+@settings(max_examples=200)
+@given(TOKENS, TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_the_automaton_finds_every_substring_and_what_followed(
-    first: list[int], rest: list[int], part: list[int]
+    kind: type[SuffixAutomaton | Substrings], first: list[int], rest: list[int], part: list[int]
 ) -> None:
     tokens = first + rest
-    with mock.patch.object(automaton, "LINKS", len(tokens)):  # "aaaa…" has so many
-        made = SuffixAutomaton(first)  # a long one is read at once
-        made.extend(rest)
+    made = kind(links=len(tokens))  # "aaaa…" has so many
+    made.extend(first)
+    made.extend(rest)
     state = length = 0
     for i, token in enumerate(part, 1):
         state, length = made.step(state, length, token)
@@ -66,22 +68,28 @@ def test_the_automaton_finds_every_substring_and_what_followed(
         assert length == longest, "the longest suffix that occurs"
     if length:
         ends = occurrences(tokens, part[len(part) - length :])
-        assert made.count[state] == len(ends)
         followers = [tokens[end] for end in ends if end < len(tokens)]
         assert made.followers(state) == Counter(followers)
-        assert made.latest[state] == (followers[-1] if followers else -1)
+        assert made.latest(state) == (followers[-1] if followers else -1)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_text_read_at_once_is_that_of_its_tokens() -> None:
-    tokens = np.random.default_rng(0).integers(0, 50, 5000).tolist()
-    whole, single = SuffixAutomaton(tokens), SuffixAutomaton()
-    for token in tokens:
-        single.append(token)
-    assert isinstance(whole.next, Edges)
-    assert {state: whole.next[state] for state in single.next} == single.next
-    for part in ("link", "length", "count", "latest", "end"):
-        assert getattr(whole, part) == getattr(single, part), part
+@pytest.mark.parametrize("alphabet", [1, 3, 400])
+def test_the_compiled_automaton_is_the_other_one(alphabet: int) -> None:
+    """Of texts that outgrow its first arrays, one behind another."""
+    made, plain, rng = Substrings(LINKS), SuffixAutomaton(LINKS), np.random.default_rng(0)
+    for size in (3, 700, 1500):
+        text = rng.integers(0, alphabet, size).tolist()
+        for one in (made, plain):
+            one.extend(text)
+        assert made.end == plain.end
+        for one in (made, plain):
+            one.part()
+    assert made.states == plain.states
+    for state in range(plain.states):
+        assert made.followers(state) == plain.followers(state)
+        assert made.latest(state) == plain.latest(state)
+        assert state == 0 or made.shorter(state) == plain.shorter(state)
 
 
 @settings(max_examples=150)

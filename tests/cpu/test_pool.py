@@ -12,15 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import registry
+from draftwood.bench.worse import Shifted
+from draftwood.drafters.automaton import automaton
 from draftwood.drafters.base import Carded, Request
 from draftwood.drafters.d2sd import D2SDDrafter, Options
 from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
-from draftwood.experts import LatticeExpert, TreeExpert
-from draftwood.grow import beam, chain, grow
+from draftwood.experts import KINDS, LatticeExpert, Matches, Opinion, TreeExpert
+from draftwood.foresight import foreseen
+from draftwood.grow import _pop_conditional, beam, chain, grow
+from draftwood.native.pooled import quicker
+from draftwood.noise import Ahead, keys
 from draftwood.pool import FLOOR, PROVEN, STEP, TRIAL, WORTH, Pool, Weights
 from draftwood.successors import Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
+from draftwood.trellis import Trellis
+from tests.cpu.test_grow import same
 from tests.reference import Branching, Noisy, lattice, tiny_dflash, tiny_target
 
 V, D, K = 12, 4, 5
@@ -83,7 +90,7 @@ def test_the_product_is_the_formula() -> None:
 
 
 def test_an_unknown_token_leaves_the_lattice_as_it_is() -> None:
-    q, weights = random_lattice(0), Weights(exponents=[[1.0, 0.6, 0.6, 0.6]] * 8)
+    q, weights = random_lattice(0), Weights(exponents=np.tile([1.0, 0.6, 0.6, 0.6], (8, 1)))
     pool = pool_of(0, experts=[], weights=weights)
     found = everything(pool, pool.step(pool.start(), V - 1))
     assert found == pytest.approx(dict(zip(q.tokens[1].tolist(), np.exp(q.logp[1]).tolist(), strict=True)), rel=1e-5)
@@ -120,6 +127,58 @@ def test_growth_is_best_first(seed: int, n: int) -> None:
     found = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, len(tree) + 1)}
     assert found == {path for _, path in expected}
     assert (np.diff(tree.mass) <= 0).all() and len(tree.sources) == len(tree.tokens)
+
+
+TEXT = st.lists(st.integers(0, V - 1), min_size=1, max_size=80)
+COSTS = st.floats(0.1, 8.0) | st.just(math.inf)
+
+
+@pytest.mark.usefixtures("compiled")
+@settings(max_examples=300)
+@given(st.integers(0, 10**6), st.lists(TEXT, max_size=2), st.integers(0, 40), COSTS, COSTS, st.data())
+def test_compiled_growth_is_that_of_asking_node_by_node(
+    seed: int, texts: list[list[int]], n: int, most: float, barren: float, data: st.DataObject
+) -> None:
+    """With all kinds of parts, what was learned of matches, noise ahead, and spoiled depths."""
+    rng, weights = np.random.default_rng(seed), Weights()
+    for kind in np.ndindex(*KINDS):
+        if rng.random() < 0.5:
+            weights.credit(Opinion(("text", *kind), 0.5, {}), *rng.random(2))
+    experts = []
+    for i, text in enumerate(texts):
+        made = automaton()
+        made.extend(text)
+        experts.append(Matches(made, made.step(*made.end, 3), 1 + i // 2, "text"))
+    block, width = random_lattice(seed), data.draw(st.integers(1, 20))
+    if data.draw(st.booleans()):
+        wide = np.stack([rng.permutation(30)[:width] for _ in range(D)])
+        logp = np.where(rng.random((D, width)) < 0.1, np.nan, -rng.exponential(3.0, (D, width)) - np.log(width))
+        pairs = np.where(rng.random((D - 1, width, width)) < 0.1, -np.inf, logp[1:, None] - rng.random((width, 1)))
+        block = Trellis(Lattice(wide, -np.sort(-logp.astype(np.float32))), pairs.astype(np.float32))
+    parts = {
+        "lattice": data.draw(st.sampled_from([block, None])),
+        "table": data.draw(st.sampled_from([taught(seed), None])),
+        "max_depth": data.draw(st.integers(1, 6)),
+    }
+    draft: Pool | Shifted = Pool(3, experts=experts, weights=weights, own=5, table_source=6, quicker=quicker(), **parts)
+    if data.draw(st.booleans()):
+        draft = Shifted(draft, rng.integers(0, 40, 6), 40)
+    if data.draw(st.booleans()):
+        draft = foreseen(draft, lambda depths: Ahead(keys(seed, 0, depths), 0.7))
+    tree, asked = draft.grown(3, n, most, barren), _pop_conditional(draft, 3, n, most, barren)
+    assert tree is not None
+    for part in ("tokens", "parents", "depths", "sources"):
+        np.testing.assert_array_equal(getattr(tree, part), getattr(asked, part))
+    np.testing.assert_allclose(tree.mass, asked.mass, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_pools_with_parts_that_are_not_compiled_are_asked() -> None:
+    whole = Pool(3, random_lattice(0), taught(0), [], Weights(), D, quicker=quicker())
+    assert whole.grown(3, 8, math.inf, math.inf) is not None
+    mixed = pool_of(0, quicker=quicker())
+    assert mixed.grown(3, 8, math.inf, math.inf) is None
+    same(grow(mixed, 3, 8), grow(pool_of(0), 3, 8))
 
 
 def test_chains_and_beams_of_a_conditional_draft() -> None:
@@ -161,14 +220,14 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
     chosen = int(random_lattice(7).tokens[0, 0])
 
     def log_p(a: float, b: float) -> float:
-        weights = Weights(exponents=[[a, b, b, b] for _ in range(8)])
+        weights = Weights(exponents=np.tile([a, b, b, b], (8, 1)))
         return math.log(everything(pool_of(7, experts=[], weights=weights), (0, 3, ()))[chosen])
 
     weights, h = Weights(), 1e-5
-    a, b = weights.exponents[0][:2]
+    a, b = weights.exponents[0][:2].tolist()
     slopes = [(log_p(a + h, b) - log_p(a - h, b)) / (2 * h), (log_p(a, b + h) - log_p(a, b - h)) / (2 * h)]
     pool_of(7, experts=[], weights=weights).learn([chosen])
-    moved = np.array(weights.exponents[0][:2]) - [a, b]
+    moved = weights.exponents[0][:2] - [a, b]
     assert moved == pytest.approx(STEP * np.array(slopes), rel=1e-3)
 
 
@@ -233,14 +292,14 @@ def test_what_a_draft_expected_is_judged_as_it_was_drafted(seed: int) -> None:
     views = later.expected(chosen[0])
     assert [best for _, best in views[:-1]] == chosen[1:-1] and len(views) == D - 1
     assert later.expected(chosen[0] + 1) == []
-    later._table.learn(chosen[:-1], [[token] for token in chosen[1:]], [[1.0]] * (D - 1))
+    later.table.learn(chosen[:-1], [[token] for token in chosen[1:]], [[1.0]] * (D - 1))
     at_once.learn(chosen)
     later.learn_at(later._view(later.start()), chosen[0])
     for (view, _), token in zip(views, chosen[1:], strict=True):
         later.learn_at(view, token)
-    assert later._weights.choices == at_once._weights.choices == D
-    assert later._weights.gain == pytest.approx(at_once._weights.gain, abs=0.02)
-    np.testing.assert_allclose(later._weights.exponents, at_once._weights.exponents, atol=STEP)
+    assert later.weights.choices == at_once.weights.choices == D
+    assert later.weights.gain == pytest.approx(at_once.weights.gain, abs=0.02)
+    np.testing.assert_allclose(later.weights.exponents, at_once.weights.exponents, atol=STEP)
 
 
 def test_drafts_of_which_nothing_is_verified_are_judged_by_all_that_follows() -> None:
@@ -295,7 +354,7 @@ def test_a_fresh_drafter_shares_weights_and_nothing_that_was_learned() -> None:
     assert fresh.parts[0] is noisy and fresh.name == taught.name and fresh.weights is not taught.weights
     assert [part.table.of(1)[0] for part in (taught.parts[2], fresh.parts[2])] == [1, 0]
     draft = fresh.draft([Request(fresh.open(1), 1, 4)])[0]
-    assert draft is not None and fresh.parts[1]._earlier.length == [0]
+    assert draft is not None and fresh.parts[1]._earlier.states == 1
 
 
 @pytest.mark.parametrize("specs", [[], ["none", "ngram"], ["ngram", "ngram"]])
