@@ -13,10 +13,10 @@ The formulas: docs/drafters.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import exp, log
+from math import exp, inf, log
 from operator import mul
 from typing import Any, TypeAlias
 
@@ -61,29 +61,32 @@ class Weights:
     gain: float = 0.0  # probability that the pool adds to the first lattice's of a chosen token
     choices: int = 0
     worth: bool = False  # whether pooling pays
-    _shares: dict[Hashable, Array] = field(default_factory=dict)
+    _matched: dict[Hashable, Array] = field(default_factory=dict)
 
-    def shares(self, name: str) -> Array:
-        """`KINDS`: the share of every kind of match in texts of that name; it changes as they are learned."""
-        if name not in self._shares:
+    def matched(self, name: str) -> Array:
+        """`[*KINDS, 2]`: the evidence of every kind of match in texts of that name, which changes as it is learned."""
+        if name not in self._matched:
             opinions = (Opinion((name, *kind), trust(kind[1]), {}) for kind in np.ndindex(*KINDS))
-            self._shares[name] = np.array([self.share(opinion) for opinion in opinions]).reshape(KINDS)
-        return self._shares[name]
+            self._matched[name] = np.array([self._evidence(opinion) for opinion in opinions]).reshape(*KINDS, 2)
+        return self._matched[name]
 
     def share(self, opinion: Opinion) -> float:
         """The opinion's share w in the mixture."""
-        against, by = self.evidence.get(opinion.kind) or (1 - opinion.guess, opinion.guess)
-        return by / (against + by)
+        against, by = self._evidence(opinion)
+        return float(by / (against + by))
+
+    def _evidence(self, opinion: Opinion) -> MutableSequence[float] | Array:
+        """Choices for the others and for the opinion."""
+        if (matched := self._matched.get(opinion.kind[0])) is not None:
+            return matched[opinion.kind[1:]]
+        return self.evidence.setdefault(opinion.kind, [EVIDENCE * (1 - opinion.guess), EVIDENCE * opinion.guess])
 
     def credit(self, opinion: Opinion, others: float, own: float) -> float:
         """A token was chosen that the others gave probability `others` and the opinion `own`; its share so far."""
-        pair = self.evidence.setdefault(opinion.kind, [EVIDENCE * (1 - opinion.guess), EVIDENCE * opinion.guess])
-        share = self.share(opinion)
+        pair, share = self._evidence(opinion), self.share(opinion)
         by = share * own / (share * own + (1 - share) * max(others, NEVER))
         pair[0] = MEMORY * pair[0] + 1 - by
         pair[1] = MEMORY * pair[1] + by
-        if (known := self._shares.get(opinion.kind[0])) is not None:
-            known[opinion.kind[1:]] = self.share(opinion)
         return share
 
     def judge(self, pooled: float, alone: float) -> None:
@@ -185,8 +188,8 @@ class Pool(Growable):
         table_source: int = 0,
         quicker: Quicker | None = None,
     ) -> None:
-        """`own` is the lattice's source, `table_source` that of tokens which only the table knows. `quicker` gives the
-        tree that asking for children would, if it can."""
+        """`own` is the lattice's source, `table_source` that of tokens which only the table knows; `quicker` is how to
+        grow and to learn, where there is a way."""
         self.lattice, self.table, self.experts, self.weights = lattice, table, experts, weights
         self.root, self.max_depth, self.own, self.table_source = root, max_depth, own, table_source
         self._quicker = quicker
@@ -211,7 +214,7 @@ class Pool(Growable):
     ) -> Tree | None:
         """The same, of tokens that are moved on by `shifts` [max_depth] ids, of `vocab`, at each depth (`worse.py`)."""
         assert root == self.root, f"this draft is of the root {self.root}, not of {root}"
-        return self._quicker(self, n_max, most, barren, ahead, shifts, vocab) if self._quicker else None
+        return self._quicker.grow(self, n_max, most, barren, ahead, shifts, vocab) if self._quicker else None
 
     def start(self) -> Place:
         return 0, self.root, tuple(expert.start() for expert in self.experts)
@@ -245,6 +248,11 @@ class Pool(Growable):
 
     def learn(self, chosen: Sequence[int]) -> None:
         """The target wrote `chosen` behind the root."""
+        judged = self._quicker.learn(self, chosen) if self._quicker else None
+        if judged is not None:
+            for pooled, alone in judged.tolist():
+                self.weights.judge(pooled, alone)
+            return
         place = self.start()
         for token in chosen[: self.max_depth]:
             self.learn_at(self._view(place), token)
@@ -266,12 +274,17 @@ class Pool(Growable):
         """Views below `chosen`, each with its first choice, which is the next one's place; none if `chosen` is not
         the root's. They stay as they are, whatever table and experts hear of later."""
         views: list[tuple[View, int]] = []
-        best = self._first(place := self.start())
+        best, place = self._likeliest(), self.start()
         while best is not None and (views or best == chosen) and place[0] + 1 < self.max_depth:
             place = self.step(place, best)
             best = self._first(place)
             views.append((self._view(place), -1 if best is None else best))
         return views
+
+    def _likeliest(self) -> int | None:
+        """The root's first child."""
+        tree = self.grown(self.root, 1, inf, inf)
+        return self._first(self.start()) if tree is None else next(iter(tree.tokens[1:].tolist()), None)
 
     def _first(self, place: Place) -> int | None:
         return next((token for _, token, _ in self.children(place)), None)
@@ -386,5 +399,12 @@ def _move(exponents: Array, i: int, gradient: float, lowest: float) -> None:
     exponents[i] = min(max(float(exponents[i]) + STEP * min(max(gradient, -STEEP), STEEP), lowest), HIGHEST)
 
 
-# A pool; the most nodes, the most that one may cost, and the most that one with children may; noise, `shifts`, `vocab`.
-Quicker: TypeAlias = Callable[[Pool, int, float, float, Ahead | None, Ints | None, int], Tree | None]
+@dataclass(frozen=True, slots=True)
+class Quicker:
+    """Growing and learning in quicker ways, of pools whose parts allow it; else they give None."""
+
+    # Of a pool; the most nodes, the most that one may cost, and the most that one with children may; noise ahead; the
+    # `shifts` and `vocab` of `Pool.grown`.
+    grow: Callable[[Pool, int, float, float, Ahead | None, Ints | None, int], Tree | None]
+    # Of a pool and what was chosen: `[n, 2]`, the probability that the pool gave each token, and the lattice alone.
+    learn: Callable[[Pool, Sequence[int]], Array | None]

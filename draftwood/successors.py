@@ -5,11 +5,13 @@ As in token recycling (arXiv 2408.08696), but with averaged probabilities, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from draftwood.tree import Ints
 
 LEARNED = 8  # of the target's candidates at a node, how many are taken over
 KEPT = 12  # successors that are remembered of each token
@@ -17,6 +19,7 @@ RECENT = 0.3  # weight of the newest observation against all before it, once the
 LEAST = 256  # tokens that there is room for at first
 NOBODY = -1
 
+Array = NDArray[np.float64]
 Rows = TypeVar("Rows", bound=NDArray[np.generic])
 
 
@@ -28,7 +31,7 @@ class Successors:
         self.seen = np.zeros(LEAST, np.int32)  # [rows] how often
         self.names = np.full((LEAST, KEPT), NOBODY, np.int32)  # [rows, KEPT] what may follow, the likeliest first,
         self.probs = np.zeros((LEAST, KEPT))  # and how likely
-        self._rows = 0
+        self.rows = 0  # that are in use
 
     def of(self, token: int) -> tuple[int, dict[int, float]]:
         """How often `token` was seen, and the probabilities of what may follow it, falling."""
@@ -38,36 +41,39 @@ class Successors:
         names = [name for name in self.names[at].tolist() if name != NOBODY]
         return int(self.seen[at]), dict(zip(names, self.probs[at].tolist(), strict=False))
 
-    def learn(
-        self, tokens: Sequence[int], followers: Sequence[Sequence[int]], probs: Sequence[Sequence[float]]
-    ) -> None:
+    def learn(self, tokens: Sequence[int], followers: Ints, probs: Array) -> None:
         """`tokens` [M] were each followed by `followers` [M, k] with probabilities `probs` [M, k]."""
-        for token, names, values in zip(tokens, followers, probs, strict=True):
+        self.make_room(tokens)
+        for token, names, values in zip(tokens, followers.tolist(), probs.tolist(), strict=True):
             seen, before = self.of(token)
             new = max(RECENT, 1 / (1 + seen))
             mean = {follower: (1 - new) * p for follower, p in before.items()}
             for follower, p in zip(names, values, strict=True):
                 mean[follower] = mean.get(follower, 0.0) + new * p
             best = sorted(mean, key=mean.__getitem__, reverse=True)[:KEPT]
-            at = self._row(token)
+            if (at := int(self.slots[token])) == NOBODY:
+                at = self.slots[token] = self.rows
+                self.rows += 1
             self.seen[at] = seen + 1
             self.names[at, : len(best)] = best
             self.probs[at, : len(best)] = [mean[follower] for follower in best]
 
-    def _row(self, token: int) -> int:
-        """Where a token's rows are, or will be."""
-        if token >= len(self.slots):
-            self.slots = _longer(self.slots, token + 1, NOBODY)
-        if self.slots[token] == NOBODY:
-            if self._rows == len(self.seen):
-                more = 2 * self._rows
-                self.seen, self.probs = _longer(self.seen, more, 0), _longer(self.probs, more, 0.0)
-                self.names = _longer(self.names, more, NOBODY)
-            self.slots[token], self._rows = self._rows, self._rows + 1
-        return int(self.slots[token])
+    def make_room(self, tokens: Sequence[int]) -> None:
+        """For rows of all these."""
+        self.slots = _longer(self.slots, 1 + max(tokens, default=0), NOBODY)
+        rows = self.rows + len(tokens)
+        self.seen, self.probs = _longer(self.seen, rows, 0), _longer(self.probs, rows, 0.0)
+        self.names = _longer(self.names, rows, NOBODY)
 
 
 def _longer(rows: Rows, least: int, fill: float) -> Rows:
+    """With room for `least` of them."""
+    if least <= len(rows):
+        return rows
     made = np.full((max(least, 2 * len(rows)), *rows.shape[1:]), fill, rows.dtype)
     made[: len(rows)] = rows
     return made  # type: ignore[return-value]
+
+
+# A table, and what it is to learn.
+Learn: TypeAlias = Callable[[Successors, Sequence[int], Ints, Array], None]

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from math import exp
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from draftwood.drafters.base import Carded, Drafter, Learner, Request, taps_of
@@ -21,10 +21,11 @@ from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
 from draftwood.native.pooled import quicker
+from draftwood.native.successors import quickest
 from draftwood.pool import Pool, View, Weights
-from draftwood.successors import LEARNED, Successors
+from draftwood.successors import LEARNED, Array, Successors
 from draftwood.target import Target
-from draftwood.tree import Draft, Tree
+from draftwood.tree import Draft, Ints, Tree
 from draftwood.trellis import Block
 
 CANDIDATES = 16  # of each depth that a lattice is asked for at least
@@ -76,7 +77,7 @@ class Recycling:
 
 
 Part = Drafter | Voice | Recycling
-Said = tuple[Sequence[int], list[list[int]], list[list[float]]]  # by the target, and not in the table yet
+Said = tuple[Sequence[int], Ints, Array]  # by the target, and not in the table yet
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +121,7 @@ class Pooled(Learner, Carded):
         self.max_depth = max(part.max_depth for part in parts)
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
         self._said: list[Said] = []
+        self._learn = quickest()
         self.weights = Weights()
         self._drafts = 0  # since one was pooled
 
@@ -183,7 +185,7 @@ class Pooled(Learner, Carded):
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
-            self._said.append((tokens, followers.tolist(), [[exp(x) for x in row] for row in logp.tolist()]))
+            self._said.append((tokens, followers.cpu().numpy(), np.exp(logp.cpu().numpy(), dtype=np.float64)))
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
@@ -207,7 +209,7 @@ class Pooled(Learner, Carded):
         """Give the table what the target said: after drafts were judged, or it would know what came of them."""
         if self._recycling is not None:
             for said in self._said:
-                self._recycling.table.learn(*said)
+                self._learn(self._recycling.table, *said)
         self._said.clear()
 
     def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:

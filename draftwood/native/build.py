@@ -38,7 +38,11 @@ NAMES = (
     "growth.c",
     "substrings.h",
     "substrings.c",
+    "successors.h",
+    "successors.c",
+    "pooled.h",
     "pooled.c",
+    "judged.c",
     "chances.c",
 )
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
@@ -78,7 +82,7 @@ class Built:
         for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.confidence.restype = ctypes.c_float
-        for name in ("append_text", "choice", "draw", "followers", "grow", "grow_pooled", "step_text"):
+        for name in ("append_text", "choice", "draw", "followers", "grow", "grow_pooled", "learn_pooled", "step_text"):
             getattr(loaded, name).restype = ctypes.c_int64
         return loaded
 

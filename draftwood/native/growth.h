@@ -1,5 +1,7 @@
 // Nodes in the order in which best-first growth takes them, of a trellis (growth.c) or of a pool (pooled.c).
 
+#pragma once
+
 #include "native.h"
 
 // A node of the tree, or one that waits.

@@ -1,46 +1,9 @@
-// The likeliest paths of several opinions together, as pool.py mixes them and grow.py takes them.
+// The likeliest paths of several opinions together, as grow.py takes them.
 
 #include "growth.h"
-#include "substrings.h"
+#include "pooled.h"
 
-#define LISTED 16     // as in pool.py, like FLOOR, DEAD and DEPTHS
-#define DEPTHS 8
-#define FLOOR 0.003
-#define DEAD -80.0
-#define LEVELS 2      // as in experts.py, like what else is about matches
-#define LONGEST 12
-#define OFTEN 3
-#define NEWS 3.0
-#define ANEW 0.5
-#define MATCHES 4     // texts that are searched at most
-#define FORESEEN 32   // as MOST in foresight.py
-#define UNLISTED -1
-
-// As successors.py has it.
-typedef struct {
-    const int32_t *slots, *seen, *names;  // [known] where a token's rows are, or -1; [rows]; [rows, kept], the end is -1
-    const double *probs;                  // [rows, kept]
-    int64_t known, kept;
-} Table;
-
-// What followed earlier occurrences in a text, and how far that is believed [LEVELS, 1 + LONGEST, 1 + OFTEN, 2].
-typedef struct {
-    const Automaton *text;
-    const double *shares;
-    int64_t state, length, source;  // where the root is
-} Matches;
-
-typedef struct {
-    const int64_t *tokens;       // [depth, k] of a lattice or trellis, with its logp and, or null, pairs [depth - 1, k, k]
-    const float *logp, *pairs;
-    const Table *table;          // or null
-    const double *exponents;     // [DEPTHS, 4]
-    const Matches *matches;      // [texts]
-    const uint64_t *keys;        // [seen] of noise, or null
-    const int64_t *shifts;       // [most] by how much tokens of a depth are moved on, of so many in all; or null
-    double heat;                 // the noise's factor
-    int64_t depth, k, texts, seen, vocab, most, own, learned;  // the deepest node; the sources of lattice and table
-} Pool;
+#define FORESEEN 32  // as MOST in foresight.py
 
 typedef struct {
     double p, key, cost;           // in order of keys, then of ties
@@ -53,20 +16,6 @@ typedef struct {
     int64_t count, room;
 } Children;
 
-// What is needed of a row: its likeliest candidates.
-typedef struct {
-    int64_t count, tokens[LISTED];
-    double powers[LISTED], total, least;  // q^a; of all tokens; what those count as that are no candidates
-} Raised;
-
-// Of a text about what follows one of its states.
-typedef struct {
-    const Automaton *text;
-    int32_t state;
-    int64_t source, followers;
-    double share, whole;
-} Opinion;
-
 static Child *room(Children *children, int64_t more) {
     if (children->count + more > children->room) {
         int64_t wider = 2 * (children->count + more);
@@ -77,95 +26,18 @@ static Child *room(Children *children, int64_t more) {
     return children->all + children->count;
 }
 
-static Raised raised(const Pool *pool, int64_t depth, int64_t before) {
-    const float *logp = pool->logp + depth * pool->k;
-    for (int64_t r = 0; pool->pairs && depth && r < pool->k; r++)
-        if (pool->tokens[(depth - 1) * pool->k + r] == before) {
-            logp = pool->pairs + ((depth - 1) * pool->k + r) * pool->k;
-            break;
-        }
-    double a = pool->table ? pool->exponents[4 * (depth < DEPTHS ? depth : DEPTHS - 1)] : 1.0, known = 0.0;
-    Raised row = {0};
-    int64_t most = pool->k < LISTED ? pool->k : LISTED, last = -1;
-    for (double bound = INFINITY; row.count < most; row.count++) {
-        double best = DEAD;
-        int64_t next = -1;
-        for (int64_t r = 0; r < pool->k; r++) {
-            double x = logp[r] > 0.0f ? 0.0 : logp[r];
-            if (x > best && (x < bound || (x == bound && r > last))) best = x, next = r;
-        }
-        if (next < 0) break;
-        bound = best, last = next;
-        row.tokens[row.count] = pool->tokens[depth * pool->k + next], row.powers[row.count] = exp(a * best);
-        row.total += row.powers[row.count], known += exp(best);
-    }
-    row.least = row.count && row.count == most ? 0.5 * row.powers[most - 1] : 0.0;
-    row.total += known < 1.0 ? 1.0 - known : 0.0;
-    if (row.total < 1e-30) row.total = 1e-30;
-    return row;
-}
-
-static int64_t rank_of(const Raised *row, int64_t token) {
-    int64_t rank = 0;
-    while (rank < row->count && row->tokens[rank] != token) rank++;
-    return rank;
-}
-
-// The lattice's row, given the token before: those that the table lists, with `factor` times the powers of the rest.
-static int64_t corrected(const Pool *pool, const Raised *row, int64_t depth, int64_t before, Child *out, double *factor) {
-    const Table *table = pool->table;
-    int64_t at = table && before < table->known ? table->slots[before] : -1, count = 0;
-    int64_t first = at < 0 ? 0 : at * table->kept, end = at < 0 ? 0 : first + table->kept;
-    int32_t seen = at < 0 ? 0 : table->seen[at];
-    double b = seen ? pool->exponents[4 * (depth < DEPTHS ? depth : DEPTHS - 1) + 1 + (seen > 2) + (seen > 9)] : 0.0;
-    double low = pow(FLOOR, b), total = row ? row->total * low : 1.0;
-    for (int64_t i = first; i < end && table->names[i] >= 0; i++) {
-        double s = table->probs[i], weight = s;
-        int64_t rank = row ? rank_of(row, table->names[i]) : 0, own = row && rank < row->count;
-        if (row) {
-            weight = (own ? row->powers[rank] : row->least) * pow(s + FLOOR, b);
-            total += own ? weight - row->powers[rank] * low : weight;
-        }
-        out[count++] = (Child){.p = weight, .token = table->names[i], .source = own ? pool->own : pool->learned};
-    }
-    if (total < 1e-30) total = 1e-30;
-    for (int64_t i = 0; row && i < count; i++) out[i].p /= total;
-    *factor = row ? low / total : 0.0;
-    return count;
-}
-
-// What a text says at a place, the longest match first.
-static int64_t heard(const Matches *matches, int32_t state, int32_t length, Opinion *out) {
-    const Automaton *text = matches->text;
-    int64_t count = 0;
-    for (; state > 0 && count < LEVELS; state = text->link[state], length = text->length[state]) {
-        int64_t all = 0, most = 0, followers = 0;
-        for (int32_t edge = text->newest[state]; edge >= 0; edge = text->older[edge], followers++) {
-            int32_t times = text->count[text->to[edge]];
-            all += times, most = times > most ? times : most;
-        }
-        if (!followers) continue;
-        int64_t kind = count * (1 + LONGEST) + (length < LONGEST ? length : LONGEST);
-        kind = 2 * (kind * (1 + OFTEN) + (all < OFTEN ? all : OFTEN)) + (most > 0.6 * all);
-        double whole = (double)all + NEWS + ANEW;
-        out[count++] = (Opinion){text, state, matches->source, followers, matches->shares[kind], whole};
-    }
-    return count;
-}
-
 // Mixes an opinion in, of which `share` is believed. Returns how many children there are then.
-static int64_t believe(const Pool *pool, const Opinion *said, double share, const Raised *row, double factor, Child *out,
+static int64_t believe(const Pool *pool, const Opinion *said, double share, const Row *row, double factor, Child *out,
                        int64_t count) {
     const Automaton *text = said->text;
     int64_t listed = count;
     for (int32_t edge = text->newest[said->state]; edge >= 0; edge = text->older[edge]) {
         int64_t token = text->token[edge], i = 0;
-        double times = text->count[text->to[edge]] + (token == text->latest[said->state] ? NEWS : 0.0);
-        double p = share * (times / said->whole);
+        double p = share * likely(said, edge);
         while (i < listed && out[i].token != token) i++;
         if (i == listed) {  // none that the same opinion spoke of: each follower is there once
-            int64_t rank = row ? rank_of(row, token) : 0;
-            double before = row && rank < row->count ? factor * row->powers[rank] : 0.0;
+            int64_t rank = rank_of(row, token);
+            double before = rank < 0 ? 0.0 : factor * row->powers[rank];
             out[i = count++] = (Child){.p = before, .token = token, .source = pool->own};
         }
         if (p > out[i].p) out[i].source = said->source;
@@ -175,10 +47,10 @@ static int64_t believe(const Pool *pool, const Opinion *said, double share, cons
 }
 
 // Tells the order of the `listed` children, and adds the rest of the row. Returns how many there are then.
-static int64_t complete(const Pool *pool, const Raised *row, double factor, Child *out, int64_t listed) {
+static int64_t complete(const Pool *pool, const Row *row, double factor, Child *out, int64_t listed) {
     int64_t count = listed;
     for (int64_t i = 0; i < listed; i++) out[i].key = -out[i].p, out[i].tie = -1 - out[i].token;
-    for (int64_t rank = 0; row && rank < row->count; rank++) {
+    for (int64_t rank = 0; rank < row->count; rank++) {
         int64_t i = 0, token = row->tokens[rank];
         double p = factor * row->powers[rank];
         while (i < listed && out[i].token != token) i++;
@@ -189,23 +61,27 @@ static int64_t complete(const Pool *pool, const Raised *row, double factor, Chil
 
 // The children of a node at a place behind all others: what all say of them. Returns how many, or -1 if memory ran out.
 static int64_t mix(const Pool *pool, int64_t depth, int64_t token, const int32_t (*places)[2], Children *children) {
-    Opinion opinions[LEVELS * MATCHES];
-    double shares[LEVELS * MATCHES], left = 1.0, factor;
-    int64_t said = 0, more = LISTED + (pool->table ? pool->table->kept : 0);
-    for (int64_t m = 0; m < pool->texts; m++) said += heard(pool->matches + m, places[m][0], places[m][1], opinions + said);
+    Opinion opinions[LEVELS * TEXTS];
+    double shares[LEVELS * TEXTS], left = 1.0;
+    int64_t said = 0, more = LISTED + KEPT;
+    for (int64_t m = 0; m < pool->texts; m++)
+        said += heard(pool->matches + m, places[m][0], places[m][1], opinions + said);
     for (int64_t o = 0; o < said; o++) {
-        shares[o] = left * opinions[o].share, left *= 1.0 - opinions[o].share;
-        more += opinions[o].followers;
+        double share = share_of(opinions[o].evidence);
+        shares[o] = left * share, left *= 1.0 - share, more += opinions[o].followers;
     }
     Child *out = room(children, more);
     if (!out) return -1;
-    Raised made = depth < pool->depth ? raised(pool, depth, token) : (Raised){0};
-    const Raised *row = depth < pool->depth ? &made : NULL;
-    int64_t count = corrected(pool, row, depth, token, out, &factor);
-    for (int64_t i = 0; i < count; i++) out[i].p *= left;
-    factor *= left;
-    for (int64_t o = 0; o < said; o++) count = believe(pool, opinions + o, shares[o], row, factor, out, count);
-    return complete(pool, row, factor, out, count);
+    Row row = row_of(pool, depth, token);
+    Corrected found = corrected(pool, &row, depth, token);
+    double factor = left * found.factor;
+    for (int64_t i = 0; i < found.count; i++) {
+        int64_t source = row.there && found.ranks[i] >= 0 ? pool->own : pool->learned;
+        out[i] = (Child){.p = left * found.p[i], .token = found.tokens[i], .source = source};
+    }
+    int64_t count = found.count;
+    for (int64_t o = 0; o < said; o++) count = believe(pool, opinions + o, shares[o], &row, factor, out, count);
+    return complete(pool, &row, factor, out, count);
 }
 
 static inline int before(const Child *one, const Child *other) {
@@ -259,7 +135,8 @@ typedef struct {
 static int ask(Growth *tree, int64_t node) {
     const Pool *pool = tree->pool;
     int64_t depth = tree->nodes[node].depth, first = tree->children.count;
-    int64_t count = mix(pool, depth, tree->tokens[node], (const int32_t(*)[2])(tree->places + node * pool->texts), &tree->children);
+    const int32_t(*places)[2] = (const int32_t(*)[2])(tree->places + node * pool->texts);
+    int64_t count = mix(pool, depth, tree->tokens[node], places, &tree->children);
     if (count < 0) return -1;
     Child *children = tree->children.all + first;
     if (pool->keys && depth < pool->seen)

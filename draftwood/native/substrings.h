@@ -1,5 +1,7 @@
 // The suffix automaton of a text, as drafters/automaton.py has it, in memory that Python owns.
 
+#pragma once
+
 #include "native.h"
 
 typedef struct {

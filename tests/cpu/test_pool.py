@@ -21,10 +21,11 @@ from draftwood.errors import BadInput
 from draftwood.experts import KINDS, LatticeExpert, Matches, Opinion, TreeExpert
 from draftwood.foresight import foreseen
 from draftwood.grow import _pop_conditional, beam, chain, grow
+from draftwood.native import successors
 from draftwood.native.pooled import quicker
 from draftwood.noise import Ahead, keys
 from draftwood.pool import FLOOR, PROVEN, STEP, TRIAL, WORTH, Pool, Weights
-from draftwood.successors import Successors
+from draftwood.successors import LEARNED, Learn, Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from draftwood.trellis import Trellis
 from tests.cpu.test_grow import same
@@ -43,7 +44,7 @@ def random_lattice(seed: int) -> Lattice:
 def taught(seed: int) -> Successors:
     rng, table = np.random.default_rng(seed), Successors()
     for token in range(V // 2):  # the others stay unknown
-        table.learn([token], [rng.permutation(V)[:4].tolist()], [[0.5, 0.2, 0.1, 0.05]])
+        table.learn([token], rng.permutation(V)[None, :4], np.array([[0.5, 0.2, 0.1, 0.05]]))
     return table
 
 
@@ -129,6 +130,15 @@ def test_growth_is_best_first(seed: int, n: int) -> None:
     assert (np.diff(tree.mass) <= 0).all() and len(tree.sources) == len(tree.tokens)
 
 
+def matches(texts: list[list[int]]) -> list[Matches]:
+    found = []
+    for i, text in enumerate(texts):
+        made = automaton()
+        made.extend(text)
+        found.append(Matches(made, made.step(*made.end, 3), 1 + i // 2, "text"))
+    return found
+
+
 TEXT = st.lists(st.integers(0, V - 1), min_size=1, max_size=80)
 COSTS = st.floats(0.1, 8.0) | st.just(math.inf)
 
@@ -144,11 +154,7 @@ def test_compiled_growth_is_that_of_asking_node_by_node(
     for kind in np.ndindex(*KINDS):
         if rng.random() < 0.5:
             weights.credit(Opinion(("text", *kind), 0.5, {}), *rng.random(2))
-    experts = []
-    for i, text in enumerate(texts):
-        made = automaton()
-        made.extend(text)
-        experts.append(Matches(made, made.step(*made.end, 3), 1 + i // 2, "text"))
+    experts = matches(texts)
     block, width = random_lattice(seed), data.draw(st.integers(1, 20))
     if data.draw(st.booleans()):
         wide = np.stack([rng.permutation(30)[:width] for _ in range(D)])
@@ -170,6 +176,22 @@ def test_compiled_growth_is_that_of_asking_node_by_node(
     for part in ("tokens", "parents", "depths", "sources"):
         np.testing.assert_array_equal(getattr(tree, part), getattr(asked, part))
     np.testing.assert_allclose(tree.mass, asked.mass, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("compiled")
+@settings(max_examples=200)
+@given(st.integers(0, 10**6), st.lists(TEXT, max_size=2), st.lists(st.integers(0, V), min_size=1, max_size=8))
+def test_compiled_learning_is_the_other_one(seed: int, texts: list[list[int]], chosen: list[int]) -> None:
+    weights = Weights(), Weights()
+    for _ in range(3):  # what was learned is what the next one begins with
+        for one, way in zip(weights, (quicker(), None), strict=True):
+            table = taught(seed) if seed % 3 else None
+            lattice = random_lattice(seed) if seed % 4 else None
+            Pool(3, lattice, table, matches(texts), one, D, quicker=way).learn(chosen)
+    made, plain = weights
+    assert made.choices == plain.choices and made.gain == pytest.approx(plain.gain, abs=1e-9)
+    np.testing.assert_allclose(made.exponents, plain.exponents, rtol=1e-9)
+    np.testing.assert_allclose(made.matched("text"), plain.matched("text"), rtol=1e-9)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -242,7 +264,7 @@ def test_what_is_worthless_is_switched_off() -> None:
         right = made.parts[0].propose([*state.states[0], root], 97)
         p = np.exp(right.logp[0].astype(np.float64))
         chosen = int(rng.choice(right.tokens[0], p=p / p.sum()))
-        made._recycling.table.learn([root], [[(chosen + 1) % 97]], [[0.9]])
+        made._recycling.table.learn([root], np.array([[(chosen + 1) % 97]]), np.array([[0.9]]))
         made.extend(state, [root], None)
         root = chosen
     assert all(alone) and all(judged[:TRIAL])
@@ -256,7 +278,7 @@ def test_what_pays_is_followed_once_it_has_shown_so() -> None:
     for _ in range(2 * TRIAL):
         alone.append(isinstance(made.draft([Request(state, root, V)])[0], Lattice))
         chosen = (7 * root + 3) % V
-        made._recycling.table.learn([root], [[chosen]], [[0.9]])
+        made._recycling.table.learn([root], np.array([[chosen]]), np.array([[0.9]]))
         made.extend(state, [root], None)
         root = chosen
     assert all(alone[:TRIAL]) and not any(alone[-16:])
@@ -292,7 +314,7 @@ def test_what_a_draft_expected_is_judged_as_it_was_drafted(seed: int) -> None:
     views = later.expected(chosen[0])
     assert [best for _, best in views[:-1]] == chosen[1:-1] and len(views) == D - 1
     assert later.expected(chosen[0] + 1) == []
-    later.table.learn(chosen[:-1], [[token] for token in chosen[1:]], [[1.0]] * (D - 1))
+    later.table.learn(chosen[:-1], np.array(chosen[1:])[:, None], np.ones((D - 1, 1)))
     at_once.learn(chosen)
     later.learn_at(later._view(later.start()), chosen[0])
     for (view, _), token in zip(views, chosen[1:], strict=True):
@@ -324,12 +346,33 @@ def test_every_node_has_an_author() -> None:
     assert made.authors(pooled) == ["noisy", "recycling", "noisy"]
 
 
-def test_the_table_holds_averages_of_what_was_seen() -> None:
+@pytest.fixture(params=[Successors.learn, pytest.param(successors.learn, id="compiled")], scope="module")
+def learn(request: pytest.FixtureRequest, isolated_home: None) -> Learn:
+    if request.param is successors.learn:
+        request.getfixturevalue("compiled")
+    return request.param
+
+
+def test_the_table_holds_averages_of_what_was_seen(learn: Learn) -> None:
     table = Successors()
-    table.learn([1], [[2, 3]], [[0.6, 0.4]])
-    table.learn([1], [[2, 4]], [[0.2, 0.8]])
+    learn(table, [1], np.array([[2, 3]]), np.array([[0.6, 0.4]]))
+    learn(table, [1], np.array([[2, 4]]), np.array([[0.2, 0.8]]))
     assert table.of(1) == (2, pytest.approx({2: 0.4, 3: 0.2, 4: 0.4}))
     assert table.of(0) == (0, {})
+
+
+def test_the_compiled_table_is_the_other_one(compiled: None) -> None:
+    """Of more tokens, and successors of each, than there is room for at first."""
+    plain, made, rng = Successors(), Successors(), np.random.default_rng(0)
+    for _ in range(200):
+        tokens = rng.integers(0, 2000, 12).tolist()
+        followers = np.stack([rng.permutation(40)[:LEARNED] for _ in tokens])
+        probs = rng.random((12, LEARNED)) / LEARNED
+        plain.learn(tokens, followers, probs)
+        successors.learn(made, tokens, followers, probs)
+    for token in range(2001):
+        (seen, after), (found, same) = made.of(token), plain.of(token)
+        assert seen == found and list(after) == list(same) and after == pytest.approx(same, rel=1e-12)
 
 
 def test_recycling_learns_every_verified_node() -> None:

@@ -1,0 +1,42 @@
+"""Learning what follows a token in one call: in Python a dozen of them take as long as a small forward of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_int64, c_void_p
+
+import numpy as np
+
+from draftwood.native.build import operators
+from draftwood.successors import KEPT, Array, Learn, Successors
+from draftwood.tree import Ints
+
+
+class Table(Structure):
+    """As in successors.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("slots", "seen", "names", "probs")),
+        *((name, c_int64) for name in ("known", "kept", "rows")),
+    )
+
+
+def table_of(known: Successors) -> Table:
+    """Where it is. Its arrays are others once it has learned."""
+    addresses = (c_void_p(array.ctypes.data) for array in (known.slots, known.seen, known.names, known.probs))
+    return Table(*addresses, len(known.slots), KEPT, known.rows)
+
+
+def quickest() -> Learn:
+    """`Successors.learn`, as it is compiled if it is."""
+    return learn if operators().library is not None else Successors.learn
+
+
+def learn(known: Successors, tokens: Sequence[int], followers: Ints, probs: Array) -> None:
+    """`Successors.learn`, compiled."""
+    known.make_room(tokens)
+    table, given = table_of(known), np.array(tokens, np.int64)
+    arrays = (given, np.ascontiguousarray(followers, np.int64), np.ascontiguousarray(probs, np.float64))
+    addresses = (c_void_p(array.ctypes.data) for array in arrays)
+    operators().functions.learn_successors(byref(table), *addresses, *map(c_int64, followers.shape))
+    known.rows = table.rows
