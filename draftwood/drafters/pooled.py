@@ -22,7 +22,8 @@ from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpe
 from draftwood.latency import Work
 from draftwood.native.pooled import quicker
 from draftwood.native.successors import quickest
-from draftwood.pool import Pool, View, Weights
+from draftwood.pool import Pool, View
+from draftwood.pool_weights import Weights
 from draftwood.successors import LEARNED, Array, Successors
 from draftwood.target import Target
 from draftwood.tree import Draft, Ints, Tree

@@ -1,8 +1,8 @@
-// What a pool learns from the tokens that the target chose, as pool.py does.
+// What a pool learns from the tokens that the target chose, as pool.py and pool_weights.py do.
 
 #include "pooled.h"
 
-#define MEMORY 0.99  // as in pool.py, like the others: UNHEARD is its NEVER, RATE its STEP
+#define MEMORY 0.99  // as in pool_weights.py, like the others: UNHEARD is its NEVER, RATE its STEP
 #define UNHEARD 1e-4
 #define RATE 0.005
 #define STEEP 8.0

@@ -5,7 +5,7 @@
 #include "substrings.h"
 #include "successors.h"
 
-#define LISTED 16  // as in pool.py, like the next three
+#define LISTED 16  // as in pool.py and pool_weights.py, like the next three
 #define DEPTHS 8
 #define FLOOR 0.003
 #define DEAD -80.0

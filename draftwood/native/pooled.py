@@ -15,7 +15,8 @@ from draftwood.native.build import operators
 from draftwood.native.substrings import Substrings
 from draftwood.native.successors import Table, table_of
 from draftwood.noise import Ahead
-from draftwood.pool import Array, Pool, Quicker, Weights
+from draftwood.pool import Pool, Quicker
+from draftwood.pool_weights import Array, Weights
 from draftwood.tree import Ints, Tree
 from draftwood.trellis import Block, Trellis
 

@@ -24,7 +24,7 @@ from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
-from draftwood.pool import TRIAL, Weights
+from draftwood.pool_weights import TRIAL, Weights
 from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice

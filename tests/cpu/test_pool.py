@@ -24,7 +24,8 @@ from draftwood.grow import _pop_conditional, beam, chain, grow
 from draftwood.native import successors
 from draftwood.native.pooled import quicker
 from draftwood.noise import Ahead, keys
-from draftwood.pool import FLOOR, PROVEN, STEP, TRIAL, WORTH, Pool, Weights
+from draftwood.pool import FLOOR, Pool
+from draftwood.pool_weights import PROVEN, STEP, TRIAL, WORTH, Weights
 from draftwood.successors import LEARNED, Learn, Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from draftwood.trellis import Trellis

@@ -24,7 +24,8 @@ from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
 from draftwood.native.growth import grower
 from draftwood.noise import Ahead, keys
-from draftwood.pool import Pool, Weights
+from draftwood.pool import Pool
+from draftwood.pool_weights import Weights
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
 from tests.cpu.test_device_growth import CPU, LOGP, check_same, every_grower
