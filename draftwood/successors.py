@@ -6,7 +6,7 @@ As in token recycling (arXiv 2408.08696), but with averaged probabilities, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ LEAST = 256  # tokens that there is room for at first
 NOBODY = -1
 
 Array = NDArray[np.float64]
-Rows = TypeVar("Rows", bound=NDArray[np.generic])
 
 
 class Successors:
@@ -66,13 +65,12 @@ class Successors:
         self.names = _longer(self.names, rows, NOBODY)
 
 
-def _longer(rows: Rows, least: int, fill: float) -> Rows:
+def _longer(rows: NDArray[Any], least: int, fill: float) -> NDArray[Any]:
     """With room for `least` of them."""
     if least <= len(rows):
         return rows
-    made = np.full((max(least, 2 * len(rows)), *rows.shape[1:]), fill, rows.dtype)
-    made[: len(rows)] = rows
-    return made  # type: ignore[return-value]
+    more = max(least, 2 * len(rows)) - len(rows)
+    return np.concatenate([rows, np.full((more, *rows.shape[1:]), fill, rows.dtype)])
 
 
 # A table, and what it is to learn.
