@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import isnan, nan
 
-POWER = 2  # of confidence, that accepted nodes follow
+POWER = 1  # of confidence, that accepted nodes follow
 MEMORY = 1 - 1 / 16  # of a round's weight, per later round of the text
-SLOW = 4.0  # rounds that what is usual counts as, beside those of this text
+SLOW = 16.0  # rounds that what is usual counts as, beside those of this text
 MOST = 2.0  # times what is usual that confidence counts as, and one in so many the least
 
 

@@ -29,7 +29,7 @@ from draftwood.grow import grow
 from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.policies.bastion import Bastion
-from draftwood.predictability import MOST, POWER, Predictability
+from draftwood.predictability import MEMORY, MOST, POWER, SLOW, Predictability
 from draftwood.recent import KEPT
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
@@ -614,8 +614,10 @@ def behind(confidence: float | None, rounds: int = 60) -> float:
 def test_a_text_that_is_not_drafted_for_says_when_it_is_worth_a_look() -> None:
     usual = behind(None) - 1
     assert behind(0.5) - 1 == pytest.approx(usual)
-    assert usual * 1.1**POWER < behind(0.6) - 1 < usual * 1.2**POWER
-    assert usual * 0.8**POWER < behind(0.4) - 1 < usual * 0.9**POWER
+    rounds = 1 / (1 - MEMORY)  # that a long text counts as, beside what is usual
+    own = rounds / (rounds + SLOW)
+    assert behind(0.6) - 1 == pytest.approx(usual * (1 + 0.2 * own) ** POWER, rel=0.01)
+    assert behind(0.4) - 1 == pytest.approx(usual * (1 - 0.2 * own) ** POWER, rel=0.01)
     assert behind(0.6, rounds=2) < behind(0.6, rounds=8) < behind(0.6), "a few tokens say little"
     assert behind(1.0) - 1 <= usual * MOST**POWER + 1e-6
 
