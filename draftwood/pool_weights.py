@@ -24,7 +24,7 @@ LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 TRIAL = 64  # choices in each of which pooling is judged before it is trusted
 RECENT, RARE = 0.004, 0.016  # weight of the newest, and of one that is judged now and then
 # Probability that pooling must add to the chosen tokens. Trees of 5 nodes get exp(1.4 gain) times as many tokens
-# (docs/log.md), and pooling takes 3 to 4 % of a round: more than this is more tokens per second. Estimates waver by
+# (docs/log.md), and pooling takes 3 % of a round: more than this is more tokens per second. Estimates waver by
 # 0.02, so what has not paid yet must seem to bring twice as much.
 WORTH, PROVEN = 0.03, 0.06
 # Drafts of which one is pooled all the same, to be judged: where pooling promises something, and elsewhere. Most of
@@ -47,8 +47,8 @@ class Weights:
     def matched(self, name: str) -> Array:
         """`[*KINDS, 2]`: the evidence of every kind of match in texts of that name, which changes as it is learned."""
         if name not in self._matched:
-            opinions = (Opinion((name, *kind), trust(kind[1]), {}) for kind in np.ndindex(*KINDS))
-            self._matched[name] = np.array([self._evidence(opinion) for opinion in opinions]).reshape(*KINDS, 2)
+            pairs = [self.evidence.pop((name, *kind), _guessed(trust(kind[1]))) for kind in np.ndindex(*KINDS)]
+            self._matched[name] = np.array(pairs).reshape(*KINDS, 2)
         return self._matched[name]
 
     def share(self, opinion: Opinion) -> float:
@@ -60,7 +60,7 @@ class Weights:
         """Choices for the others and for the opinion."""
         if (matched := self._matched.get(opinion.kind[0])) is not None:
             return matched[opinion.kind[1:]]
-        return self.evidence.setdefault(opinion.kind, [EVIDENCE * (1 - opinion.guess), EVIDENCE * opinion.guess])
+        return self.evidence.setdefault(opinion.kind, _guessed(opinion.guess))
 
     def credit(self, opinion: Opinion, others: float, own: float) -> float:
         """A token was chosen that the others gave probability `others` and the opinion `own`; its share so far."""
@@ -98,3 +98,8 @@ class Weights:
 def known(seen: int) -> int:
     """Which of the exponents of s belongs to a token that was seen so often."""
     return 1 + (seen > 2) + (seen > 9)
+
+
+def _guessed(share: float) -> list[float]:
+    """Evidence of a share that nothing is known of yet."""
+    return [EVIDENCE * (1 - share), EVIDENCE * share]

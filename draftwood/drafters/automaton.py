@@ -15,15 +15,15 @@ from draftwood.native.substrings import Substrings
 LINKS = 32  # suffix links that are followed to count an occurrence: in "aaaa…" there is one for each length
 
 
-def automaton(links: int = LINKS) -> Occurrences:
+def automaton() -> Occurrences:
     """Of nothing; the compiled one if there is one."""
-    return SuffixAutomaton(links) if operators().library is None else Substrings(links)
+    return SuffixAutomaton(LINKS) if operators().library is None else Substrings(LINKS)
 
 
 class SuffixAutomaton:
     """State 0 is the empty string. A state's length is that of its longest substring."""
 
-    def __init__(self, links: int = LINKS) -> None:
+    def __init__(self, links: int) -> None:
         self._links = links
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]

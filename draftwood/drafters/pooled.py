@@ -122,7 +122,7 @@ class Pooled(Learner, Carded):
         self.max_depth = max(part.max_depth for part in parts)
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
         self._said: list[Said] = []
-        self._learn = quickest()
+        self._learn, self._quicker = quickest(), quicker()
         self.weights = Weights()
         self._drafts = 0  # since one was pooled
 
@@ -235,7 +235,7 @@ class Pooled(Learner, Carded):
         table = self._recycling.table if self._recycling else None
         own_source = lattices[0] if lattices else 0
         sources = own_source, self._learned
-        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, *sources, quicker())
+        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, *sources, self._quicker)
         return state.pool if first is None or self.weights.worth else first
 
     @property

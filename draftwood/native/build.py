@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.config import compiles, config
@@ -85,6 +87,11 @@ class Built:
         for name in ("append_text", "choice", "draw", "followers", "grow", "grow_pooled", "learn_pooled", "step_text"):
             getattr(loaded, name).restype = ctypes.c_int64
         return loaded
+
+
+def address(array: NDArray[Any] | None) -> ctypes.c_void_p:
+    """Where numbers begin that an operator is to read or to write; null for None. Keep the array until it has."""
+    return ctypes.c_void_p(None if array is None else array.ctypes.data)
 
 
 def operators() -> Built:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int64
 
 import numpy as np
 
 from draftwood.acceptance import Array, Chances, chances_of
-from draftwood.native.build import operators
+from draftwood.native.build import address, operators
 from draftwood.tree import Floats, Ints
 
 
@@ -20,6 +20,6 @@ def chances(weights: Array, covariance: Array, mass: Floats, depths: Ints, optim
     """`chances_of`, compiled."""
     out = np.empty(len(mass), np.float32)
     given = np.ascontiguousarray(mass, np.float32), np.ascontiguousarray(depths, np.int64)
-    addresses = [c_void_p(array.ctypes.data) for array in (weights, covariance, *given, out)]
+    addresses = (address(array) for array in (weights, covariance, *given, out))
     operators().functions.chances(*addresses, c_int64(len(out)), c_double(optimism))
     return out

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int64
 
 import numpy as np
 import torch
 
 from draftwood.errors import BadModel
-from draftwood.native.build import operators
+from draftwood.native.build import address, operators
 from draftwood.tree import Tree
 from draftwood.trellis import Grow, Trellis
 
@@ -26,8 +26,7 @@ def grown(draft: Trellis, root: int, n_max: int, most: float, barren: float) -> 
     room = 1 + max(n_max, 0)
     rows, costs = np.empty((3, room), np.int64), np.empty(room)
     rows[0, 0] = root
-    arrays = (candidates, logp, pairs, keys, rows, costs)
-    addresses = [c_void_p(None if array is None else array.ctypes.data) for array in arrays]
+    addresses = map(address, (candidates, logp, pairs, keys, rows, costs))
     sizes = map(c_int64, (*candidates.shape, room - 1))
     count = operators().functions.grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
     if count < 0:

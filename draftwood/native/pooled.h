@@ -9,7 +9,6 @@
 #define DEPTHS 8
 #define FLOOR 0.003
 #define DEAD -80.0
-#define KEPT 12    // as in successors.py
 #define LEVELS 2   // as in experts.py, like what else is about matches
 #define LONGEST 12
 #define OFTEN 3

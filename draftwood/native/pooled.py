@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import BadModel
 from draftwood.experts import Matches
-from draftwood.native.build import operators
+from draftwood.native.build import address, operators
 from draftwood.native.substrings import Substrings
 from draftwood.native.successors import Table, table_of
 from draftwood.noise import Ahead
@@ -60,8 +60,8 @@ def grown(
     if own is None:
         return None
     if ahead is not None:
-        own.keys, own.heat, own.seen = _at(ahead.keys), ahead.heat, len(ahead.keys)
-    own.shifts, own.vocab = _at(shifts), vocab
+        own.keys, own.heat, own.seen = address(ahead.keys), ahead.heat, len(ahead.keys)
+    own.shifts, own.vocab = address(shifts), vocab
     return _tree(own, pool.root, max(n_max, 0), most, barren)
 
 
@@ -71,7 +71,7 @@ def learned(pool: Pool, chosen: Sequence[int]) -> Array | None:
     if own is None:
         return None
     tokens, judged = np.array(chosen, np.int64), np.empty((len(chosen), 2))
-    what = c_int64(pool.root), _at(tokens), c_int64(len(tokens)), _at(judged)
+    what = c_int64(pool.root), address(tokens), c_int64(len(tokens)), address(judged)
     return judged[: operators().functions.learn_pooled(byref(own), *what)]
 
 
@@ -82,11 +82,11 @@ def _bound(pool: Pool) -> _Pool | None:
         return None
     own = _Pool()
     own.held = held = _lattice(pool.lattice)  # what addresses are of has to stay
-    own.tokens, own.logp, own.pairs = map(_at, held)
+    own.tokens, own.logp, own.pairs = map(address, held)
     own.depth, own.k = (0, 0) if held[0] is None else held[0].shape
     if pool.table is not None:
         own.table = POINTER(Table)(table_of(pool.table))
-    own.exponents, own.texts = _at(pool.weights.exponents), len(texts)
+    own.exponents, own.texts = address(pool.weights.exponents), len(texts)
     own.matches = cast((_Matches * len(texts))(*(_matches(text, pool.weights) for text in texts)), POINTER(_Matches))
     own.most, own.own, own.learned = pool.max_depth, pool.own, pool.table_source
     return own
@@ -96,7 +96,7 @@ def _tree(own: _Pool, root: int, n_max: int, most: float, barren: float) -> Tree
     rows, costs = np.empty((4, 1 + n_max), np.int64), np.empty(1 + n_max)
     rows[0, 0] = root
     bounds = c_int64(n_max), c_double(most), c_double(barren)
-    count = operators().functions.grow_pooled(byref(own), _at(rows), _at(costs), *bounds)
+    count = operators().functions.grow_pooled(byref(own), address(rows), address(costs), *bounds)
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths, sources = rows[:, : 1 + count]
@@ -113,8 +113,4 @@ def _lattice(block: Block | None) -> tuple[Rows | None, ...]:
 
 def _matches(one: Matches, weights: Weights) -> _Matches:
     assert isinstance(one.text, Substrings)
-    return _Matches(addressof(one.text.at), _at(weights.matched(one.name)), *one.start(), one.source)
-
-
-def _at(array: Rows | None) -> c_void_p:
-    return c_void_p(None if array is None else array.ctypes.data)
+    return _Matches(addressof(one.text.at), address(weights.matched(one.name)), *one.start(), one.source)

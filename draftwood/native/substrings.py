@@ -8,7 +8,7 @@ from ctypes import Structure, byref, c_int32, c_int64, c_void_p
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.native.build import operators
+from draftwood.native.build import address, operators
 
 Rows = NDArray[np.int32]
 
@@ -47,7 +47,7 @@ class Substrings:
     def extend(self, tokens: Sequence[int]) -> None:
         text, done = np.array(tokens, np.int32), 0
         while done < len(text):
-            rest = c_void_p(text[done:].ctypes.data), c_int64(len(text) - done), c_int64(self._links)
+            rest = address(text[done:]), c_int64(len(text) - done), c_int64(self._links)
             done += operators().functions.append_text(byref(self.at), *rest)
             if done < len(text):
                 self._enlarge(2 * self.at.state_room, 2 * self.at.edge_room)
@@ -66,7 +66,7 @@ class Substrings:
 
     def followers(self, state: int) -> dict[int, int]:
         room = self._found.shape[1]
-        where = c_void_p(self._found.ctypes.data), c_int64(room)
+        where = address(self._found), c_int64(room)
         count = operators().functions.followers(byref(self.at), c_int64(state), *where)
         if count > room:
             self._found = np.empty((2, 2 * count), np.int32)

@@ -2,7 +2,6 @@
 
 #include "successors.h"
 
-#define MOST 64  // successors of a token, those of before and new ones
 #define RECENT 0.3
 
 // The likeliest first, of equals the one that was there first.
@@ -15,16 +14,16 @@ static void insert(int32_t *names, double *probs, int64_t at) {
 
 // `tokens` [m] were each followed by `names` [m, k] with `probs` [m, k]. There is room for rows of them all.
 void learn_successors(Table *table, const int64_t *tokens, const int64_t *names, const double *probs, int64_t m, int64_t k) {
-    int32_t mean_names[MOST];
-    double mean[MOST];
+    int32_t mean_names[KEPT + k];
+    double mean[KEPT + k];
     for (int64_t t = 0; t < m; t++, names += k, probs += k) {
         int32_t *slot = table->slots + tokens[t];
         if (*slot < 0) *slot = (int32_t)table->rows++;
-        int32_t *kept_names = table->names + *slot * table->kept, seen = table->seen[*slot]++;
-        double *kept = table->probs + *slot * table->kept, new = 1.0 / (1 + seen);
+        int32_t *kept_names = table->names + *slot * KEPT, seen = table->seen[*slot]++;
+        double *kept = table->probs + *slot * KEPT, new = 1.0 / (1 + seen);
         if (new < RECENT) new = RECENT;
         int64_t count = 0;
-        for (; count < table->kept && kept_names[count] >= 0; count++)
+        for (; count < KEPT && kept_names[count] >= 0; count++)
             mean_names[count] = kept_names[count], mean[count] = (1 - new) * kept[count];
         for (int64_t f = 0, i; f < k; f++) {
             for (i = 0; i < count && mean_names[i] != names[f]; i++);
@@ -32,7 +31,7 @@ void learn_successors(Table *table, const int64_t *tokens, const int64_t *names,
             mean[i] += new * probs[f];
         }
         for (int64_t i = 0; i < count; i++) insert(mean_names, mean, i);
-        if (count > table->kept) count = table->kept;
+        if (count > KEPT) count = KEPT;
         memcpy(kept_names, mean_names, count * sizeof *mean_names), memcpy(kept, mean, count * sizeof *mean);
     }
 }

@@ -4,8 +4,10 @@
 
 #include "native.h"
 
+#define KEPT 12  // as in successors.py
+
 typedef struct {
-    int32_t *slots, *seen, *names;  // [known] where a token's rows are, or -1; [rows]; [rows, kept], the end is -1
-    double *probs;                  // [rows, kept]
-    int64_t known, kept, rows;      // tokens; successors of each; those that are there
+    int32_t *slots, *seen, *names;  // [known] where a token's rows are, or -1; [rows]; [rows, KEPT], the end is -1
+    double *probs;                  // [rows, KEPT]
+    int64_t known, rows;            // tokens; rows that are in use
 } Table;

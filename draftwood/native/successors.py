@@ -7,8 +7,8 @@ from ctypes import Structure, byref, c_int64, c_void_p
 
 import numpy as np
 
-from draftwood.native.build import operators
-from draftwood.successors import KEPT, Array, Learn, Successors
+from draftwood.native.build import address, operators
+from draftwood.successors import Array, Learn, Successors
 from draftwood.tree import Ints
 
 
@@ -17,14 +17,14 @@ class Table(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("slots", "seen", "names", "probs")),
-        *((name, c_int64) for name in ("known", "kept", "rows")),
+        *((name, c_int64) for name in ("known", "rows")),
     )
 
 
 def table_of(known: Successors) -> Table:
     """Where it is. Its arrays are others once it has learned."""
-    addresses = (c_void_p(array.ctypes.data) for array in (known.slots, known.seen, known.names, known.probs))
-    return Table(*addresses, len(known.slots), KEPT, known.rows)
+    arrays = (known.slots, known.seen, known.names, known.probs)
+    return Table(*(address(array) for array in arrays), len(known.slots), known.rows)
 
 
 def quickest() -> Learn:
@@ -37,6 +37,5 @@ def learn(known: Successors, tokens: Sequence[int], followers: Ints, probs: Arra
     known.make_room(tokens)
     table, given = table_of(known), np.array(tokens, np.int64)
     arrays = (given, np.ascontiguousarray(followers, np.int64), np.ascontiguousarray(probs, np.float64))
-    addresses = (c_void_p(array.ctypes.data) for array in arrays)
-    operators().functions.learn_successors(byref(table), *addresses, *map(c_int64, followers.shape))
+    operators().functions.learn_successors(byref(table), *map(address, arrays), *map(c_int64, followers.shape))
     known.rows = table.rows

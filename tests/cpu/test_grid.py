@@ -178,7 +178,7 @@ def test_a_method_goes_on_while_its_interval_leaves_open_on_which_side_of_its_bo
 
     assert left(1.5, 1.05, 0.01, 8) == left(0.9, 1.05, 0.01, 8) == {OURS}
     assert left(1.5, 0.985, 0.05, 8) == {OURS, *FIXED}, "a prompt more or less decides"
-    assert left(0.965, 1.05, 0.05, 8) == {OURS, PLAIN} and left(1.5, 0.99, 0.05, 1000) == {OURS}
+    assert left(0.965, 1.05, 0.01, 8) == {OURS, PLAIN} and left(1.5, 0.99, 0.05, 1000) == {OURS}
     assert left(1.5, 1.5, 0.0, 1) == {OURS, PLAIN, *FIXED}, "one prompt says nothing of others"
 
 

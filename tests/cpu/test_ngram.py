@@ -52,8 +52,11 @@ def kind(request: pytest.FixtureRequest, isolated_home: None) -> type[SuffixAuto
     return request.param
 
 
-@settings(max_examples=200)
-@given(TOKENS, TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
+LONG = st.lists(st.integers(0, 4), min_size=64, max_size=128)
+
+
+@settings(max_examples=300)
+@given(TOKENS | LONG, TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_the_automaton_finds_every_substring_and_what_followed(
     kind: type[SuffixAutomaton | Substrings], first: list[int], rest: list[int], part: list[int]
 ) -> None:
@@ -68,6 +71,10 @@ def test_the_automaton_finds_every_substring_and_what_followed(
         assert length == longest, "the longest suffix that occurs"
     if length:
         ends = occurrences(tokens, part[len(part) - length :])
+        before = 0
+        for token in part[len(part) - length : -1]:
+            before, _ = made.step(before, 0, token)
+        assert made.followers(before)[part[-1]] == len(ends)
         followers = [tokens[end] for end in ends if end < len(tokens)]
         assert made.followers(state) == Counter(followers)
         assert made.latest(state) == (followers[-1] if followers else -1)
