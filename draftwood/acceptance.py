@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeAlias
 
@@ -22,7 +21,7 @@ from draftwood.policies.base import Costs, Outlook, Prospect
 from draftwood.predictability import Predictability
 from draftwood.recent import Recent, features_of, sides
 from draftwood.trace import Round
-from draftwood.tree import Bools, Floats, Ints
+from draftwood.tree import Floats, Ints
 
 Array = NDArray[np.float64]
 
@@ -307,29 +306,6 @@ class AcceptanceModel:
     def _inform(self, information: Array) -> None:
         self._information = information
         self._covariance: Array = np.linalg.inv(information).astype(np.float64, copy=False)  # of the weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reliability:
-    """What was said to happen against what happened, by bins of equal width over [0, 1]."""
-
-    said: Array  # [bins] mean probability; NaN in an empty bin
-    happened: Array  # [bins] share
-    count: Ints  # [bins]
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: the mean distance of the two, weighted by count."""
-        return float(np.nansum(self.count * abs(self.said - self.happened)) / max(self.count.sum(), 1))
-
-
-def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliability:
-    """Probabilities `[N]` against outcomes `[N]`."""
-    place = np.minimum((said * bins).astype(np.int64), bins - 1)
-    count = np.bincount(place, minlength=bins)
-    with np.errstate(invalid="ignore"):
-        means = [np.bincount(place, values.astype(np.float64), bins) / count for values in (said, happened)]
-    return Reliability(means[0], means[1], count)
 
 
 def temperature_bucket(temperature: float) -> float:

@@ -19,6 +19,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
 from draftwood.offline_profile import WIDTHS, Measure, Profile, measure_profile
+from draftwood.probe import wait
 from draftwood.rounds import PREFILL_CHUNK
 from draftwood.store import cached_file
 from draftwood.target import Target
@@ -113,6 +114,5 @@ def draft_seconds(target: Target, drafter: Drafter | None) -> float:
 
 def now(target: Target) -> float:
     """Seconds, once the device has done what it was given."""
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
+    wait(target.device)
     return time.perf_counter()

@@ -79,14 +79,19 @@ def machine_name(device: torch.device, dtype: torch.dtype) -> str:
     return f"{abilities()}, {torch.get_num_threads()} threads, {dtype}, {kind(dtype)}, torch {torch.__version__}"
 
 
+def wait(device: torch.device) -> None:
+    """Until a device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """The best of as many runs as the budget allows: what else runs here can only slow a run down."""
 
     def once() -> float:
         start = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
         return time.perf_counter() - start
 
     end = time.perf_counter() + BUDGET_S

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from draftwood.acceptance import AcceptanceModel, Reliability, reliability
+from draftwood.acceptance import AcceptanceModel
 from draftwood.bench.figures import GREYS, HATCHES, styles
 from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
+from draftwood.bench.reliability import Reliability, reliability
 from draftwood.bench.simulation import measured_rates
 from draftwood.bench.stats import PLAIN
 from draftwood.latency import LatencyModel

@@ -78,7 +78,7 @@ class Choice:
             return "stop"
         # Later steps may have been taken already: this one is the last if it holds the last token of the text.
         last = request.finished and len(self.tokens) == len(request.sampler.tokens) - request.prompt
-        return finish_reason(request) if last else None
+        return finish_reason(self.job) if last else None
 
 
 class Answer:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 ANY_OBJECT = {"type": "object"}
 FORM: JsonCompileOptions = {"whitespace_pattern": r"[ \n\t]{0,8}"}  # any number: a model may write nothing else
+WHOLE = (
+    "NotStopped",
+    "NoExtension",
+    "NoExtensionBias",
+    "EndOfSentence",
+)  # else a matcher has come to one of its limits
 
 
 class Grammars:
@@ -63,23 +69,27 @@ class Grammar:
     """Where one answer is in its grammar. It follows paths forth and, if asked about another one, back."""
 
     def __init__(self, matcher: LLMatcher, ends: Collection[int]) -> None:
-        self._matcher, self._ends = matcher, list(ends)
+        self._matcher, self._ends = matcher, frozenset(ends)
         self._at: list[int] = []  # tokens that the matcher has seen
+        self.broken = False  # whether it gave up at one of its limits: the answer ends there, not the whole of a form
 
     def mask(self, written: list[int], scores: Tensor) -> Tensor:
         """`scores` [V] with every token that may not follow `written` at -inf."""
         if self.complete(written):
             allowed = torch.zeros(len(scores), dtype=torch.bool)
-            allowed[self._ends] = True
+            allowed[list(self._ends)] = True
         else:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             flags = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), len(scores)))
             allowed = torch.from_numpy(flags).bool()
             allowed = torch.nn.functional.pad(allowed, (0, len(scores) - len(allowed)))
+        self.broken = self.broken or self._matcher.stop_reason() not in WHOLE
         return scores.masked_fill(~allowed.to(scores.device), -math.inf)
 
     def complete(self, written: list[int]) -> bool:
         """Whether nothing but an end may follow."""
+        if not self._ends.isdisjoint(written):  # a tree may go on behind an end, but no matcher comes back from there
+            return True
         self._go(written)
         return self._matcher.is_stopped()
 

@@ -42,6 +42,11 @@ class Shaping:
             scores[list(self.ends)] = -math.inf
         return scores if self.grammar is None else self.grammar.mask(written, scores)
 
+    @property
+    def broken(self) -> bool:
+        """Whether the grammar came to a limit of its own, which ended the text."""
+        return self.grammar is not None and self.grammar.broken
+
     @cached_property
     def _bias(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(list(self.bias)), torch.tensor(list(self.bias.values()))

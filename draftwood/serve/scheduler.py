@@ -19,10 +19,10 @@ from draftwood.errors import BadInput
 from draftwood.prefix import PrefixCache
 from draftwood.request import Request
 from draftwood.rounds import Prefix
-from draftwood.sampling import Rule
 from draftwood.serve.failure import Refused
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
+from draftwood.serve.rules import Shaping
 
 LOG = logging.getLogger("draftwood.serve")
 SAMPLE = 1024  # tokens over which a drafter's memory is averaged
@@ -41,7 +41,7 @@ class Job:
     request: Request
     tell: Callable[[Step | Refused], None]
     until: float  # monotonic time at which it is given up
-    rule: Rule | None = None
+    rule: Shaping | None = None
     arrived: float = field(default_factory=time.monotonic)
     admitted: float = math.nan
     first: float = math.nan  # when its first step came
@@ -248,7 +248,7 @@ class Scheduler:
             del self._running[job.request]
             self._changed.notify_all()
         self._mean_s += 0.1 * (now - job.admitted - self._mean_s)
-        self.metrics.ended(job, reason or finish_reason(job.request), now)
+        self.metrics.ended(job, reason or finish_reason(job), now)
 
     def _give_up(self, why: Refused, *waiting: Job) -> None:
         """Tell those that run, whatever is to blame; those that wait took no part in it."""
@@ -263,5 +263,6 @@ class Scheduler:
             job.tell(why)
 
 
-def finish_reason(request: Request) -> str:
-    return "stop" if request.sampler.tokens[-1] in request.stop_ids else "length"
+def finish_reason(job: Job) -> str:
+    ended = job.request.sampler.tokens[-1] in job.request.stop_ids
+    return "stop" if ended and not (job.rule and job.rule.broken) else "length"

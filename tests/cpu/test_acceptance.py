@@ -22,9 +22,9 @@ from draftwood.acceptance import (
     TRIAL_NODES,
     TRIALS,
     AcceptanceModel,
-    reliability,
     temperature_bucket,
 )
+from draftwood.bench.reliability import reliability
 from draftwood.grow import grow
 from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.hf import from_tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -19,13 +21,14 @@ from draftwood.accept import Likelihood
 from draftwood.errors import BadInput
 from draftwood.sampling import Sampling
 from draftwood.serve.answer import Delta, Piece
-from draftwood.serve.grammar import Grammars, of_lark, of_regex, of_schema
+from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
 from draftwood.serve.prompts import _message
 from draftwood.serve.protocol import ChatRequest
 from draftwood.serve.render import chat_logprobs
 from draftwood.serve.rules import Shaping
+from draftwood.serve.scheduler import Job, finish_reason
 from draftwood.serve.service import Service
 from draftwood.serve.tools import Call, Form, Sieve, moved
 from tests.reference import byte_tokenizer
@@ -159,6 +162,26 @@ def test_a_grammar_can_be_asked_about_any_node_in_any_order(grammars: Grammars) 
 def test_a_finished_form_allows_nothing_but_the_end(grammars: Grammars) -> None:
     assert allowed(grammars, of_regex("ab"), "ab") == {256}
     assert allowed(grammars, of_lark('start: "x" "y"?'), "x") > {256}
+
+
+def test_behind_an_end_a_grammar_is_as_it_was(grammars: Grammars) -> None:
+    """A tree may hold tokens behind an end: the target looks there once it has drawn that."""
+    grammar, ids = grammars.make(of_regex("ab")), list(byte_tokenizer()("ab").input_ids)
+    for written in ([*ids, 256], [*ids, 256, *ids], ids):
+        assert torch.isfinite(grammar.mask(written, torch.zeros(260))).nonzero()[:, 0].tolist() == [256]
+    assert torch.isfinite(grammar.mask(ids[:1], torch.zeros(260))).nonzero()[:, 0].tolist() == ids[1:]
+    assert not grammar.broken
+
+
+def test_an_answer_that_came_to_a_limit_of_its_grammar_is_not_called_whole(grammars: Grammars) -> None:
+    limits, form = LLParserLimits(step_max_items=3), 'start: (a | b)* "."\na: "x" a?\nb: "x"'
+    limited = LLMatcher(from_tokenizer(byte_tokenizer(), 260, [256]), of_lark(form), log_level=0, limits=limits)
+    request = tiny_llm().engine.request([1, 2], 8, Sampling(), frozenset({256}))
+    request.sampler.commit([256])
+    for grammar, why in ((grammars.make(of_lark(form)), "stop"), (Grammar(limited, [256]), "length")):
+        shaping = Shaping(2, {}, ends=frozenset({256}), grammar=grammar)
+        shaping([1, 2], torch.zeros(260))
+        assert finish_reason(Job(request, lambda step: None, math.inf, shaping)) == why
 
 
 @pytest.mark.parametrize(

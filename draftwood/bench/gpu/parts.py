@@ -21,6 +21,7 @@ from draftwood.device.state import State
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.latency import Machine, Work
 from draftwood.policies.bastion import Bastion
+from draftwood.probe import wait
 from draftwood.rounds import PREFILL_CHUNK
 from draftwood.target import Target
 
@@ -155,7 +156,7 @@ class Timer:
             for _ in range(runs):
                 self.graphs.run(key, stage)
             span.end()
-            synchronize(device)
+            wait(device)
             return span.seconds / runs
 
         batch(1)  # pages in
@@ -201,8 +202,3 @@ def eager_seconds(target: Target, context: int) -> float:
 def memory_row(of: str, context: int, sizes: Mapping[str, int]) -> dict[str, object]:
     """What `parts` or whole `answers` behind `context` tokens held, in bytes."""
     return {"kind": "memory", "of": of, "context": context, **sizes}
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,0 +1,35 @@
+"""Probabilities that were said against what happened: reliability diagrams and the expected calibration error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwood.tree import Bools, Floats, Ints
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reliability:
+    """What was said to happen against what happened, by bins of equal width over [0, 1]."""
+
+    said: Array  # [bins] mean probability; NaN in an empty bin
+    happened: Array  # [bins] share
+    count: Ints  # [bins]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean distance of the two, weighted by count."""
+        return float(np.nansum(self.count * abs(self.said - self.happened)) / max(self.count.sum(), 1))
+
+
+def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliability:
+    """Probabilities `[N]` against outcomes `[N]`."""
+    place = np.minimum((said * bins).astype(np.int64), bins - 1)
+    count = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        means = [np.bincount(place, values.astype(np.float64), bins) / count for values in (said, happened)]
+    return Reliability(means[0], means[1], count)
