@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood import limits
-from draftwood.accept import Draw, Likelihood, Verdict, accept
+from draftwood.accept import Likelihood, Verdict, accept
 from draftwood.cache import KVCache, Row
 from draftwood.clock import Clock
 from draftwood.drafters import base
@@ -176,7 +176,7 @@ class HostRounds:
             for part, verdict in zip(parts, verdicts, strict=True):
                 self._commit(part, verdict, _rows(result.taps, slice(start, start + part.size)))
                 start += part.size
-        if isinstance(self._drafter, base.Learner):
+        if isinstance(self._drafter, base.Learner) and self._drafter.listens:
             with clock("observe"):
                 tokens, rows = _committed(parts, verdicts, self._drafted)
                 if tokens:
@@ -253,8 +253,8 @@ def _judge(part: Part, logits: Tensor) -> Verdict | None:
     """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
     if part.known and not part.ends_prompt:
         return None
-    draw, top = _drawn(part.request.sampler, logits), part.request.likelihoods
-    verdict = Verdict([], [], draw(len(logits) - 1, [])) if part.known else accept(part.tree, draw)
+    top = part.request.likelihoods
+    verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request.sampler, logits)
     if _heeds(part):
         verdict = replace(verdict, confidence=confidence(logits, [0, *verdict.path]))
     if top is None:
@@ -268,13 +268,12 @@ def _heeds(part: Part) -> bool:
     return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 4 == 0
 
 
-def _drawn(sampler: Sampler, logits: Tensor) -> Draw:
-    """What the target draws at a node that is visited: few are, of a wide tree."""
+def _accepted(tree: Tree, sampler: Sampler, logits: Tensor) -> Verdict:
+    """What the target draws at the nodes that are visited: few are, of a wide tree."""
     if sampler.shaped or not compiled.takes(logits):
-        return lambda node, path: sampler.draw(logits[node], path)
-    if sampler.plain:
-        return lambda node, path: compiled.choice(logits, node)
-    return lambda node, path: compiled.drawn(logits, node, sampler.sampling, int(sampler.keys(len(path))[0]))
+        return accept(tree, lambda node, path: sampler.draw(logits[node], path))
+    *path, bonus = compiled.walk(logits, tree, sampler.sampling, sampler.keys(0, 1 + int(tree.depths.max())))
+    return Verdict(path, tree.tokens[path].tolist(), bonus)
 
 
 def confidence(logits: Tensor, rows: Sequence[int]) -> float:

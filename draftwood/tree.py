@@ -80,10 +80,11 @@ class Tree:
 
     def ancestors(self) -> Bools:
         """Which nodes each node sees: its ancestors and itself, `[1 + N, 1 + N]`."""
-        seen = np.eye(len(self.tokens), dtype=bool)
-        for node, parent in enumerate(self.parents[1:].tolist(), 1):
-            seen[node] |= seen[parent]
-        return seen
+        size, rows = len(self.tokens), list[bytearray]()  # a row of numpy's takes ten times as long
+        for node, parent in enumerate(self.parents.tolist()):
+            rows.append(rows[parent][:] if node else bytearray(size))
+            rows[node][node] = 1
+        return np.frombuffer(bytearray().join(rows), np.bool_).reshape(size, size)
 
     def up_to_depth(self, depth: int) -> Tree:
         """The tree without its nodes below `depth`; order and masses stay."""

@@ -48,6 +48,10 @@ class Worse(Learner):
     def work(self, context: int) -> Work:
         return self._inner.work(context)
 
+    @property
+    def listens(self) -> bool:
+        return isinstance(self._inner, Learner) and self._inner.listens
+
     def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
         if isinstance(self._inner, Learner):
             self._inner.learn(tokens, logits)

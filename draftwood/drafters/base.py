@@ -127,6 +127,11 @@ class Carded(ABC):
 class Learner(ABC):
     """A drafter that learns from what the target says in passing, for all requests alike."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has any use for what this round says."""
+        return True
+
     @abstractmethod
     def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
         """The target gave `logits` [M, V] behind each of the M `tokens`, which it has just committed."""

@@ -23,16 +23,18 @@ from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_con
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights
-from draftwood.drafters.markov import CANDIDATES, Markov, draft_of, propose, read_pairs
+from draftwood.drafters.markov import CANDIDATES, Markov, candidates_of, draft_of, propose, read_pairs
 from draftwood.errors import BadInput
 from draftwood.latency import Work
+from draftwood.native.block import Behind, Blocks
 from draftwood.native.forward import Ends
+from draftwood.native.growth import grown
 from draftwood.noise import Ahead
 from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
-from draftwood.tree import Draft, Ints
-from draftwood.trellis import Block
+from draftwood.tree import Draft, Ints, Lattice
+from draftwood.trellis import Block, Trellis
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
@@ -116,6 +118,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         self._ends = Ends(target.embedding, config.embedding_scale, rotary, weights.norm, head)
         self._layers = block_layers(config, weights, self._ends)
         self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
+        tables = self._markov.tables if self._markov else None
+        self._whole = None if target.finishes else self._layers.whole(self._ids, tables)
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -172,7 +176,23 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         Where tokens of a block see those behind them, the block is whole whatever depth is asked: a shorter one would
         predict other tokens. Only its head is saved.
         """
+        if self._whole is not None and len(requests) == 1:
+            return [self._at_once(self._whole, requests[0])]
         return list(self.draft_behind([(request, ()) for request in requests]))
+
+    def _at_once(self, whole: Blocks, request: Request) -> Block:
+        """The same for one request, in one call."""
+        state, config = request.state, self.config
+        state.reserve(len(state) + config.block_size)
+        behind = Behind(state.pending, state.waiting, state.projected, state.kv.shape[3], state.addresses)
+        depth = min(self.max_depth, request.depth or self.max_depth)
+        masks = depth if config.causal else config.block_size - 1
+        k = candidates_of(request.width, self._head_size, self._markov is not None)
+        ahead = request.ahead(depth) if request.ahead else None
+        found = whole.draft(behind, [request.root, *[config.mask_token_id] * masks], depth, k, ahead)
+        state.projected, state.waiting = len(state), 0
+        lattice = Lattice(found.tokens, found.logp)
+        return lattice if found.pairs is None else Trellis(lattice, found.pairs, grown)
 
     @torch.inference_mode()
     def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Block]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from draftwood.decoder import Sight, norm
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
+from draftwood.native.block import Blocks
 from draftwood.native.forward import Ends, Fusing, Native, Parts, bind
 from draftwood.packing import LEAST_ROWS
 from draftwood.plan import Segment
@@ -34,6 +35,10 @@ class BlockLayers(Protocol):
 
         A state has room for a block behind its context; keys and values of the block go there.
         """
+        ...
+
+    def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
+        """One request's drafts in one call each, if there is a way; `ids` and `tables` as for `Blocks`."""
         ...
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
@@ -79,6 +84,9 @@ class NativeLayers:
         ids, places, rows = (torch.from_numpy(part.ravel()) for part in (np.array(tokens), positions, wanted))
         return self._native.run(ids, places, _parts(segments, states, gap), wanted=rows).logits
 
+    def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
+        return Blocks(self._native, self._fused, ids, tables) if self._native.whole and self._fused else None
+
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         if self._fused:
             segment = Segment(0, 0, count, state.projected, np.arange(count), None)
@@ -123,6 +131,9 @@ class TorchLayers:
         x = norm(x, ends.norm, config.norm_eps).unflatten(0, (len(states), -1))
         logits: Tensor = ends.head(x[:, 1 : 1 + depth].flatten(0, 1))
         return logits
+
+    def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> None:
+        return None
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         start, taps = state.projected, taps[: max(count, LEAST_ROWS)]

@@ -46,6 +46,10 @@ class Markov:
         """Tables `[V, r]` with a row for each row of the drafter's head."""
         self._before, self._after = before, after
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self._before, self._after
+
     @classmethod
     def of(cls, a: Tensor, b: Tensor, target: Target, ids: Tensor | None) -> Markov:
         """Of A and B `[r, hidden]`, for a head over the tokens `ids` `[V]`, or all; in the target's dtype."""
@@ -100,7 +104,7 @@ def propose(
 
     With noise `ahead` those that it favours.
     """
-    rows, logp = head_rows(logits, width if markov is None else max(width, CANDIDATES), ids, ahead)
+    rows, logp = head_rows(logits, candidates_of(width, logits.shape[-1], markov is not None), ids, ahead)
     return Candidates(named(rows, ids), logp, None if markov is None else markov.pairs(rows, logp))
 
 
@@ -111,3 +115,8 @@ def draft_of(
     found = propose(logits, width, ids, markov, ahead)
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
     return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(logits.device))
+
+
+def candidates_of(width: int, vocab: int, paired: bool) -> int:
+    """How many candidates of a depth a drafter over `vocab` tokens gives who is asked for `width`."""
+    return min(max(width, CANDIDATES) if paired else width, vocab)

@@ -182,7 +182,7 @@ class Pooled(Learner, Carded):
         ]
 
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
-        if self._recycling is not None and self._listens:
+        if self._recycling is not None:
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
@@ -218,7 +218,7 @@ class Pooled(Learner, Carded):
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Block)
-        if first is not None and not self._listens:
+        if first is not None and not self.listens:
             state.pool = None
             return first
         experts: list[Expert] = []
@@ -239,7 +239,7 @@ class Pooled(Learner, Carded):
         return state.pool if first is None or self.weights.worth else first
 
     @property
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
         """Whether this round is pooled, be it only to be judged."""
         return self._drafts == 0
 

@@ -34,7 +34,9 @@ NAMES = (
     "values.c",
     "products.c",
     "tiles.c",
+    "layers.h",
     "layers.c",
+    "block.c",
     "logits.c",
     "growth.h",
     "growth.c",
@@ -81,10 +83,19 @@ class Built:
     def functions(self) -> ctypes.CDLL:
         assert self.library is not None, self.reason
         loaded = ctypes.CDLL(str(self.library))
-        for name in ("attend", "forward", "has_products", "multiply", "pair_scores", "panel_width", "project"):
+        for name in (
+            "attend",
+            "draft_block",
+            "forward",
+            "has_products",
+            "multiply",
+            "pair_scores",
+            "panel_width",
+            "project",
+        ):
             getattr(loaded, name).restype = ctypes.c_int
         loaded.confidence.restype = ctypes.c_float
-        for name in ("append_text", "choice", "draw", "followers", "grow", "grow_pooled", "learn_pooled", "step_text"):
+        for name in ("append_text", "followers", "grow", "grow_pooled", "learn_pooled", "step_text", "walk"):
             getattr(loaded, name).restype = ctypes.c_int64
         return loaded
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import operators
+from draftwood.native.build import address, operators
 from draftwood.noise import Ahead
 from draftwood.sampling import Sampling
+from draftwood.tree import Ints, Tree
 
 
 def takes(logits: Tensor) -> bool:
@@ -20,11 +21,21 @@ def takes(logits: Tensor) -> bool:
     return logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and operators().library is not None
 
 
-def choice(logits: Tensor, row: int) -> int:
-    """The place of the largest of a row, the first of equals."""
-    logits = _in_line(logits)
-    place: int = operators().functions.choice(*_row(logits, row))
-    return place
+def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints) -> list[int]:
+    """The nodes of a tree that the target accepts and the token that it writes behind them, as `accept` has it.
+
+    Of its logits `[1 + N, V]`, under the `keys` of draws to come (`noise.py`), one for each depth and one more; at
+    temperature 0 they do not matter.
+    """
+    logits, path = _in_line(logits), np.empty(len(tree.tokens), np.int64)
+    tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
+    rules = None if sampling.greedy else byref(_Rules.of(sampling, logits.shape[1]))
+    rows = c_void_p(logits.data_ptr()), c_int64(logits.stride(0)), c_int64(logits.shape[1])
+    nodes = address(tokens), address(parents), c_int64(len(tree))
+    count = operators().functions.walk(*rows, *nodes, rules, address(keys), address(path))
+    if count < 0:
+        raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
+    return path[: 1 + count].tolist()
 
 
 def confidence(logits: Tensor, row: int) -> float:
@@ -32,16 +43,6 @@ def confidence(logits: Tensor, row: int) -> float:
     logits = _in_line(logits)
     share: float = operators().functions.confidence(*_row(logits, row))
     return share
-
-
-def drawn(logits: Tensor, row: int, sampling: Sampling, key: int) -> int:
-    """What is drawn under a key (`noise.py`) of what temperature (above 0), top-k, top-p and min-p make of a row."""
-    logits = _in_line(logits)
-    rules = _Rules.of(sampling, logits.shape[1])
-    place: int = operators().functions.draw(*_row(logits, row), byref(rules), c_int64(key))
-    if place < 0:
-        raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
-    return place
 
 
 def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:

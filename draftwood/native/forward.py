@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p, pointer
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -89,11 +89,25 @@ class Native:
         head: Any = ends.head
         vocab, addresses = (head.out_features, self._head) if self._head else (hidden, (0, 0))
         self._around = _Ends(ends.embedding.data_ptr(), ends.norm.data_ptr(), *addresses, vocab, ends.scale)
+        table = None if self._table is None else _address(self._table)
+        self._decoder = _Decoder(table, len(layers), pointer(self._sizes), pointer(self._around))
 
     @property
     def calls_per_layer(self) -> int:
         """Calls from Python."""
         return 9 if self._table is None else 0
+
+    def decoder(self, longest: int) -> _Decoder:
+        """The whole model as the operators read it, for texts of so many tokens."""
+        tables = self._ends.rotary.reserve(longest)
+        self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
+        self._decoder.cosines, self._decoder.sines = (table.data_ptr() for table in tables)
+        return self._decoder
+
+    @property
+    def whole(self) -> bool:
+        """Whether one call runs all of it."""
+        return self._table is not None and self._head is not None
 
     def run(
         self,
@@ -214,7 +228,7 @@ class _Tapping:
 
 
 class _Linear(Structure):
-    """`Linear` in layers.c."""
+    """`Linear` in layers.h."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
@@ -230,7 +244,7 @@ class Fused:
 
 
 class _Ends(Structure):
-    """`Ends` in layers.c, the head's two addresses in line."""
+    """`Ends` in layers.h, the head's two addresses in line."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("embedding", "norm", "weight", "bias")),
@@ -240,12 +254,24 @@ class _Ends(Structure):
 
 
 class _Sizes(Structure):
-    """`Shape` in layers.c."""
+    """`Shape` in layers.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("heads", "kv_heads", "dim", "hidden", "inner")),
         ("eps", c_float),
         ("scale", c_float),
+    )
+
+
+class _Decoder(Structure):
+    """`Decoder` in layers.h."""
+
+    _fields_ = (
+        ("layers", c_void_p),
+        ("count", c_int64),
+        ("shape", POINTER(_Sizes)),
+        ("ends", POINTER(_Ends)),
+        *((name, c_void_p) for name in ("cosines", "sines")),
     )
 
 
@@ -256,7 +282,7 @@ def _inner(layers: Sequence[Layer]) -> int:
 
 
 def _table(layers: Sequence[Layer], sights: Sequence[Sight]) -> Table | None:
-    """`Layer` in layers.c, a row for each; None where products are not compiled."""
+    """`Layer` in layers.h, a row for each; None where products are not compiled."""
     rows = []
     for layer, sight in zip(layers, sights, strict=True):
         linears = [panels_of(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]

@@ -1,26 +1,6 @@
 // All layers of a decoder in one call: between the operators of a small model, calls from outside take as long as they do.
 
-#include "native.h"
-
-// A product with a weight in panels; no bias is null.
-typedef struct {
-    const ivec *weight;
-    const bf16 *bias;
-} Linear;
-
-// A decoder layer. As forward.py lays it out.
-typedef struct {
-    const bf16 *input_norm, *qk_norm, *post_norm;
-    Linear qkv, output, gate_up, down;
-    int64_t window, whole;  // how far back it looks, 0 for all; whether rows see those behind them
-    int64_t tap;            // where in a row of taps what the layer before gave goes, -1 for nowhere
-} Layer;
-
-// What all layers share. As forward.py lays it out.
-typedef struct {
-    int64_t heads, kv_heads, dim, hidden, inner;
-    float eps, scale;
-} Shape;
+#include "layers.h"
 
 static int apply(const Linear *linear, const bf16 *x, bf16 *out, int64_t rows, int64_t depth, int64_t width,
                  int threads) {
@@ -33,14 +13,6 @@ static bf16 *take(bf16 **room, int64_t rows, int64_t size) {
     *room += rows * size;
     return mine;
 }
-
-// What stands before and behind the layers. As forward.py lays it out.
-typedef struct {
-    const bf16 *embedding, *last_norm;  // [any, hidden], [hidden]
-    Linear head;                        // hidden -> vocab; without one what the last norm gave is asked for
-    int64_t vocab;
-    float scale;  // of embeddings
-} Ends;
 
 static void look_up(const bf16 *table, const int64_t *places, int64_t count, int64_t width, bf16 *out) {
     for (int64_t i = 0; i < count; i++) memcpy(out + i * width, table + places[i] * width, width * sizeof *out);

@@ -348,7 +348,23 @@ int64_t draw(const bf16 *row, int64_t size, const Rules *rules, uint64_t key) {
     return prepare(&draw, row, size, rules) ? -1 : noisiest(&draw, row, size, key);
 }
 
-// The same of each of several rows [rows, size], at temperatures and under keys of their own; at temperature 0 the largest.
+// What the target makes of a tree [1 + nodes], as in accept.py: rows of its logits [1 + nodes, size] are `pace` apart, and
+// without rules it takes the largest. Puts the nodes that it accepts into `path`, behind them the token that it writes there.
+// Returns how many they are, or -1 if memory ran out.
+int64_t walk(const bf16 *logits, int64_t pace, int64_t size, const int64_t *tokens, const int64_t *parents, int64_t nodes,
+             const Rules *rules, const uint64_t *keys, int64_t *path) {
+    for (int64_t node = 0, count = 0;;) {
+        const bf16 *row = logits + node * pace;
+        int64_t token = rules ? draw(row, size, rules, keys[count]) : choice(row, size), next = nodes;
+        if (token < 0) return -1;
+        while (next > node && (parents[next] != node || tokens[next] != token)) next--;
+        path[count] = next > node ? next : token;
+        if (next == node) return count;
+        node = next, count++;
+    }
+}
+
+// What is drawn of each of several rows [rows, size], at temperatures and under keys of their own; at temperature 0 the largest.
 void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const uint64_t *keys,
                int64_t *places, int threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 8)

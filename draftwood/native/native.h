@@ -168,3 +168,9 @@ void leave_tiles(void);
 // products.c
 int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
              int threads);
+
+// logits.c
+void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t *ids, const uint64_t *keys,
+                int64_t *scratch, int64_t rows, int64_t size, int64_t k, double heat, int threads);
+int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
+                int64_t depths, int64_t k, int64_t rank, int threads);

@@ -25,7 +25,9 @@ from draftwood.drafters.dflash_config import parse_config
 from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
 from draftwood.drafters.lattice import lattice_of
 from draftwood.errors import BadInput, BadModel
+from draftwood.noise import Ahead, keys
 from draftwood.packing import linear
+from draftwood.trellis import Block, Trellis
 
 HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
 BASE = {
@@ -78,17 +80,21 @@ class TinyTarget:
     vocab_size: int = VOCAB
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    finishes: bool = False
 
     def __post_init__(self) -> None:
         numbers = torch.Generator().manual_seed(1)
         shape = (self.vocab_size, self.hidden_size)
-        self.embedding, rows = (
+        self.embedding, self._rows = (
             torch.randn(shape, generator=numbers, dtype=torch.float64).to(self.dtype) for _ in range(2)
         )
-        self.output = linear(rows)
+        self.output = linear(self._rows)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding[ids]
+
+    def head_rows(self, tokens: Tensor | None = None) -> tuple[Tensor, None]:
+        return self._rows if tokens is None else self._rows[tokens], None
 
     def finish(self, logits: Tensor) -> Tensor:
         return logits
@@ -319,6 +325,40 @@ def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
     layers, torchs = run(torch.bfloat16)
     assert isinstance(layers, TorchLayers)
     assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.inference_mode()
+@pytest.mark.parametrize("form", COMPILED)
+@pytest.mark.parametrize(("kept", "paired"), [(None, False), ([*range(3, 60, 2)], True), (None, True)])
+def test_a_draft_in_one_call_is_the_one_in_many(
+    form: str, kept: list[int] | None, paired: bool, tmp_path: Path
+) -> None:
+    """Behind contexts of any length, of which any number of tokens wait: the same draft, and the same state."""
+    config = {**BASE, **FORMS[form], "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    target = TinyTarget(hidden_size=64, dtype=torch.bfloat16)
+    read = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), target)
+    pairs = (torch.randn(16, 64), torch.randn(16, 64)) if paired else None
+    drafter = DFlashDrafter(read.config, read._weights, target, "made", draft_tokens=kept, pairs=pairs)
+    one, many = drafter.open(capacity=10), drafter.open(capacity=10)
+    for step, count in enumerate((1, 0, 9, PENDING, 40)):
+        for state in (one, many):
+            drafter.extend(state, [1] * count, some_taps(drafter, count, step))
+        for depth, width, ahead in ((1, 4, None), (5, 40, lambda n: Ahead(keys(1, 7, n), 1.0)), (None, 16, None)):
+            (found,) = drafter.draft([Request(one, 5 + step, width, depth, ahead)])
+            (expected,) = drafter.draft_behind([(Request(many, 5 + step, width, depth, ahead), ())])
+            for mine, theirs in zip(parts(found), parts(expected), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            assert len(one) == len(many) == one.projected == many.projected
+            assert torch.equal(
+                one.kv[..., : len(one), :].view(torch.int16), many.kv[..., : len(one), :].view(torch.int16)
+            )
+
+
+def parts(draft: Block) -> list[np.ndarray]:
+    if isinstance(draft, Trellis):
+        return [draft.lattice.tokens, draft.lattice.logp, draft.pairs]
+    return [draft.tokens, draft.logp]
 
 
 @pytest.mark.usefixtures("compiled")

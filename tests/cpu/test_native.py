@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from draftwood import doctor, packing, processor
+from draftwood.accept import accept
 from draftwood.acceptance import chances_of
 from draftwood.drafters.lattice import candidates
+from draftwood.grow import grow
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import choice, confidence, drawn, drawn_each, takes
+from draftwood.native.candidates import confidence, drawn_each, takes, walk
 from draftwood.native.chances import chances
 from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
@@ -27,12 +29,22 @@ from draftwood.noise import keys, noisiest
 from draftwood.sampling import Sampling, warp
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
-from draftwood.tree import Tree, chain_tree
+from draftwood.tree import Lattice, Tree, chain_tree, root_only
 from tests.attention_cases import Case, make_case, random_tree
 from tests.reference import tiny_target
 
 compiled = pytest.mark.skipif(building.shutil.which("cc") is None, reason="no C compiler")
+
 TEXT = [int(t) for t in torch.randint(0, 97, (90,), generator=torch.Generator().manual_seed(1))]
+
+
+def drawn(logits: torch.Tensor, row: int, sampling: Sampling, key: int = 0) -> int:
+    """From a row alone."""
+    return walk(logits[row : row + 1], root_only(0), sampling, np.array([key]))[-1]
+
+
+def choice(logits: torch.Tensor, row: int) -> int:
+    return drawn(logits, row, Sampling())
 
 
 def lean(family: str, **options) -> Target:
@@ -357,15 +369,25 @@ def test_a_draw_is_the_rules_own(size: int, step: float, sampling: Sampling) -> 
 
 
 @compiled
+@pytest.mark.parametrize("seed", range(40))
+def test_a_walk_is_that_of_accept(seed: int) -> None:
+    rng, size = np.random.default_rng(seed), 5
+    nodes = int(rng.integers(0, 20))
+    lattice = Lattice(np.argsort(rng.random((6, size)), 1), np.sort(rng.normal(-1, 1, (6, size)))[:, ::-1])
+    tree, sampling = grow(lattice, 1, nodes), Sampling(float(rng.choice([0.0, 1.0])))
+    logits = torch.from_numpy(rng.normal(0, 2, (len(tree.tokens), size))).bfloat16()
+    under = keys(seed, 0, 1 + int(tree.depths.max()))
+    expected = accept(tree, lambda node, path: drawn(logits, node, sampling, int(under[len(path)])))
+    assert walk(logits, tree, sampling, under) == [*expected.path, expected.bonus]
+
+
+@compiled
 @pytest.mark.parametrize("size", [5, 5000])
 def test_many_rows_are_drawn_as_each_alone(size: int) -> None:
     rng = np.random.default_rng(size)
     logits = torch.from_numpy(rng.normal(0, 3, (40, size))).bfloat16()
     heat, under = rng.choice([0.0, 0.5, 1.3], 40).tolist(), keys(1, 0, 40).tolist()
-    each = [
-        drawn(logits, row, Sampling(t), x) if t else choice(logits, row)
-        for row, (t, x) in enumerate(zip(heat, under, strict=True))
-    ]
+    each = [drawn(logits, row, Sampling(t), x) for row, (t, x) in enumerate(zip(heat, under, strict=True))]
     assert drawn_each(logits, heat, under).tolist() == each
     assert drawn_each(logits[:0], [], []).tolist() == []
 
