@@ -272,7 +272,8 @@ def _accepted(tree: Tree, sampler: Sampler, logits: Tensor) -> Verdict:
     """What the target draws at the nodes that are visited: few are, of a wide tree."""
     if sampler.shaped or not compiled.takes(logits):
         return accept(tree, lambda node, path: sampler.draw(logits[node], path))
-    *path, bonus = compiled.walk(logits, tree, sampler.sampling, sampler.keys(0, 1 + int(tree.depths.max())))
+    keys = None if sampler.plain else sampler.keys(0, len(tree.tokens))  # no node is deeper
+    *path, bonus = compiled.walk(logits, tree, sampler.sampling, keys)
     return Verdict(path, tree.tokens[path].tolist(), bonus)
 
 

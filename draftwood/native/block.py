@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library
 from draftwood.native.forward import Fused, Native
 from draftwood.noise import Ahead
 from draftwood.tree import Floats, Ints
@@ -61,7 +61,7 @@ class Blocks:
         stands = _Behind(taps, slots, behind.waiting, behind.context, behind.room)
         found = _Found(address(keys), heat, depth, k, *map(address, (tokens, logp, pairs)))
         what = byref(own), byref(stands), (c_int64 * size)(*block), c_int64(size), byref(found)
-        if operators().functions.draft_block(*what, torch.get_num_threads()):
+        if library().draft_block(*what, torch.get_num_threads()):
             raise BadModel(f"A block of {size} tokens behind {behind.context} found no memory.")
         return Found(tokens, logp, pairs)
 

@@ -110,6 +110,11 @@ def operators() -> Built:
     return _operators(compiles())
 
 
+def library() -> ctypes.CDLL:
+    """Its functions, for who has found that there are any: to ask whether they are switched off takes a while."""
+    return _operators(True).functions
+
+
 @functools.cache
 def _operators(compile: bool) -> Built:
     if not compile:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library, operators
 from draftwood.noise import Ahead
 from draftwood.sampling import Sampling
 from draftwood.tree import Ints, Tree
@@ -21,18 +21,18 @@ def takes(logits: Tensor) -> bool:
     return logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and operators().library is not None
 
 
-def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints) -> list[int]:
+def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints | None) -> list[int]:
     """The nodes of a tree that the target accepts and the token that it writes behind them, as `accept` has it.
 
-    Of its logits `[1 + N, V]`, under the `keys` of draws to come (`noise.py`), one for each depth and one more; at
-    temperature 0 they do not matter.
+    Of its logits `[1 + N, V]`, under the `keys` of draws to come (`noise.py`), one for each depth and one more; None at
+    temperature 0.
     """
     logits, path = _in_line(logits), np.empty(len(tree.tokens), np.int64)
     tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
     rules = None if sampling.greedy else byref(_Rules.of(sampling, logits.shape[1]))
     rows = c_void_p(logits.data_ptr()), c_int64(logits.stride(0)), c_int64(logits.shape[1])
     nodes = address(tokens), address(parents), c_int64(len(tree))
-    count = operators().functions.walk(*rows, *nodes, rules, address(keys), address(path))
+    count = library().walk(*rows, *nodes, rules, address(keys), address(path))
     if count < 0:
         raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
     return path[: 1 + count].tolist()
@@ -41,7 +41,7 @@ def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints) -> list[int
 def confidence(logits: Tensor, row: int) -> float:
     """The probability of the likeliest token of a row, to about a percent."""
     logits = _in_line(logits)
-    share: float = operators().functions.confidence(*_row(logits, row))
+    share: float = library().confidence(*_row(logits, row))
     return share
 
 
@@ -51,7 +51,7 @@ def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int
     heat, under = np.array(temperatures, np.float64), np.array(keys, np.int64)
     at = [c_void_p(address) for address in (heat.ctypes.data, under.ctypes.data, places.data_ptr())]
     first, sizes = c_void_p(logits.data_ptr()), map(c_int64, logits.shape)
-    operators().functions.draw_each(first, *sizes, *at, torch.get_num_threads())
+    library().draw_each(first, *sizes, *at, torch.get_num_threads())
     if len(places) and int(places.min()) < 0:
         raise BadModel(f"Draws from {logits.shape[1]} tokens found no memory.")
     return places
@@ -89,7 +89,7 @@ def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | 
     given = (logits, places, logp, names, keys, scratch)
     addresses = (c_void_p(None if part is None else part.data_ptr()) for part in given)
     sizes = map(c_int64, (*logits.shape, k))
-    operators().functions.candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())
+    library().candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())
     return places, logp
 
 
@@ -100,6 +100,6 @@ def pairs(rows: Tensor, logp: Tensor, before: Tensor, after: Tensor) -> Tensor:
     tensors = (rows.contiguous(), logp.contiguous(), before, after, out)
     sizes = map(c_int64, (depths, k, before.shape[1]))
     addresses = (c_void_p(tensor.data_ptr()) for tensor in tensors)
-    if operators().functions.pair_scores(*addresses, *sizes, torch.get_num_threads()):
+    if library().pair_scores(*addresses, *sizes, torch.get_num_threads()):
         raise BadModel(f"{k} candidates of a depth found no memory for their scores.")
     return out

@@ -7,7 +7,7 @@ from ctypes import c_double, c_int64
 import numpy as np
 
 from draftwood.acceptance import Array, Chances, chances_of
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library, operators
 from draftwood.tree import Floats, Ints
 
 
@@ -21,5 +21,5 @@ def chances(weights: Array, covariance: Array, mass: Floats, depths: Ints, optim
     out = np.empty(len(mass), np.float32)
     given = np.ascontiguousarray(mass, np.float32), np.ascontiguousarray(depths, np.int64)
     addresses = (address(array) for array in (weights, covariance, *given, out))
-    operators().functions.chances(*addresses, c_int64(len(out)), c_double(optimism))
+    library().chances(*addresses, c_int64(len(out)), c_double(optimism))
     return out

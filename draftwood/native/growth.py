@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from draftwood.errors import BadModel
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library, operators
 from draftwood.tree import Tree
 from draftwood.trellis import Grow, Trellis
 
@@ -28,7 +28,7 @@ def grown(draft: Trellis, root: int, n_max: int, most: float, barren: float) -> 
     rows[0, 0] = root
     addresses = map(address, (candidates, logp, pairs, keys, rows, costs))
     sizes = map(c_int64, (*candidates.shape, room - 1))
-    count = operators().functions.grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
+    count = library().grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths = rows[:, : 1 + count]

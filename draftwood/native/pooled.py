@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftwood.errors import BadModel
 from draftwood.experts import Matches
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library, operators
 from draftwood.native.substrings import Substrings
 from draftwood.native.successors import Table, table_of
 from draftwood.noise import Ahead
@@ -72,7 +72,7 @@ def learned(pool: Pool, chosen: Sequence[int]) -> Array | None:
         return None
     tokens, judged = np.array(chosen, np.int64), np.empty((len(chosen), 2))
     what = c_int64(pool.root), address(tokens), c_int64(len(tokens)), address(judged)
-    return judged[: operators().functions.learn_pooled(byref(own), *what)]
+    return judged[: library().learn_pooled(byref(own), *what)]
 
 
 def _bound(pool: Pool) -> _Pool | None:
@@ -96,7 +96,7 @@ def _tree(own: _Pool, root: int, n_max: int, most: float, barren: float) -> Tree
     rows, costs = np.empty((4, 1 + n_max), np.int64), np.empty(1 + n_max)
     rows[0, 0] = root
     bounds = c_int64(n_max), c_double(most), c_double(barren)
-    count = operators().functions.grow_pooled(byref(own), address(rows), address(costs), *bounds)
+    count = library().grow_pooled(byref(own), address(rows), address(costs), *bounds)
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths, sources = rows[:, : 1 + count]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import in_panels, operators
+from draftwood.native.build import in_panels, library, operators
 
 
 def takes(weight: Tensor) -> bool:
@@ -24,7 +24,7 @@ class Panels:
 
     def __init__(self, weight: Tensor) -> None:
         self._width, self._depth = weight.shape
-        self._panels = in_panels(weight, operators().functions.panel_width())
+        self._panels = in_panels(weight, library().panel_width())
 
     @property
     def address(self) -> int:
@@ -37,7 +37,7 @@ class Panels:
         parts = (x, self._panels, bias, out)
         addresses = [c_void_p(None if part is None else part.data_ptr()) for part in parts]
         sizes = map(c_int64, (rows, self._depth, self._width))
-        if operators().functions.multiply(*addresses, *sizes, torch.get_num_threads()):
+        if library().multiply(*addresses, *sizes, torch.get_num_threads()):
             raise BadModel(f"A product of {rows} rows found no memory.")
         return out
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.native.build import operators
+from draftwood.native.build import library, operators
 
 
 def takes(states: Sequence[Tensor]) -> bool:
@@ -30,4 +30,4 @@ def move(begins: NDArray[np.int64], like: Tensor, source: Sequence[int], start: 
     heads, slots, _ = like.shape
     sizes = (len(source), start, heads, slots, like.stride(1) * like.itemsize)
     where = c_void_p(begins.ctypes.data), c_int64(begins.size), (c_int64 * len(source))(*source)
-    operators().functions.move_slots(*where, *map(c_int64, sizes))
+    library().move_slots(*where, *map(c_int64, sizes))

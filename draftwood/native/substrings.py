@@ -8,7 +8,7 @@ from ctypes import Structure, byref, c_int32, c_int64, c_void_p
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library
 
 Rows = NDArray[np.int32]
 
@@ -33,7 +33,7 @@ class Substrings:
         self.at, self._links = Automaton(), links
         self._states, self._edges = np.empty((5, 0), np.int32), np.empty((4, 0), np.int32)
         self._enlarge(LEAST, 2 * LEAST)
-        operators().functions.begin_text(byref(self.at))
+        library().begin_text(byref(self.at))
         self._found, self._length = np.empty((2, FOLLOWERS), np.int32), c_int32()
 
     @property
@@ -48,7 +48,7 @@ class Substrings:
         text, done = np.array(tokens, np.int32), 0
         while done < len(text):
             rest = address(text[done:]), c_int64(len(text) - done), c_int64(self._links)
-            done += operators().functions.append_text(byref(self.at), *rest)
+            done += library().append_text(byref(self.at), *rest)
             if done < len(text):
                 self._enlarge(2 * self.at.state_room, 2 * self.at.edge_room)
 
@@ -57,7 +57,7 @@ class Substrings:
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
         self._length.value = length
-        after = operators().functions.step_text(byref(self.at), c_int64(state), c_int64(token), byref(self._length))
+        after = library().step_text(byref(self.at), c_int64(state), c_int64(token), byref(self._length))
         return after, self._length.value
 
     def shorter(self, state: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Substrings:
     def followers(self, state: int) -> dict[int, int]:
         room = self._found.shape[1]
         where = address(self._found), c_int64(room)
-        count = operators().functions.followers(byref(self.at), c_int64(state), *where)
+        count = library().followers(byref(self.at), c_int64(state), *where)
         if count > room:
             self._found = np.empty((2, 2 * count), np.int32)
             return self.followers(state)
@@ -86,7 +86,7 @@ class Substrings:
         at.older, at.from_, at.token, at.to = (row.ctypes.data for row in self._edges)
         at.slots, at.mask = self._slots.ctypes.data, slots - 1
         at.state_room, at.edge_room = states, edges
-        operators().functions.move_text(byref(at))
+        library().move_text(byref(at))
 
 
 def _wider(rows: Rows, width: int) -> Rows:

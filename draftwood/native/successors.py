@@ -7,7 +7,7 @@ from ctypes import Structure, byref, c_int64, c_void_p
 
 import numpy as np
 
-from draftwood.native.build import address, operators
+from draftwood.native.build import address, library, operators
 from draftwood.successors import Array, Learn, Successors
 from draftwood.tree import Ints
 
@@ -37,5 +37,5 @@ def learn(known: Successors, tokens: Sequence[int], followers: Ints, probs: Arra
     known.make_room(tokens)
     table, given = table_of(known), np.array(tokens, np.int64)
     arrays = (given, np.ascontiguousarray(followers, np.int64), np.ascontiguousarray(probs, np.float64))
-    operators().functions.learn_successors(byref(table), *map(address, arrays), *map(c_int64, followers.shape))
+    library().learn_successors(byref(table), *map(address, arrays), *map(c_int64, followers.shape))
     known.rows = table.rows
