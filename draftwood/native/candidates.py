@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import BadModel
-from draftwood.native.build import address, library, operators
+from draftwood.native.build import library, operators
 from draftwood.noise import Ahead
 from draftwood.sampling import Sampling
 from draftwood.tree import Ints, Tree
@@ -27,15 +27,14 @@ def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints | None) -> l
     Of its logits `[1 + N, V]`, under the `keys` of draws to come (`noise.py`), one for each depth and one more; None at
     temperature 0.
     """
-    logits, path = _in_line(logits), np.empty(len(tree.tokens), np.int64)
-    tokens, parents = (np.ascontiguousarray(part, np.int64) for part in (tree.tokens, tree.parents))
+    logits, numbers = _in_line(logits), c_int64 * len(tree.tokens)  # arrays of ctypes: numpy's addresses take long
     rules = None if sampling.greedy else byref(_Rules.of(sampling, logits.shape[1]))
     rows = c_void_p(logits.data_ptr()), c_int64(logits.stride(0)), c_int64(logits.shape[1])
-    nodes = address(tokens), address(parents), c_int64(len(tree))
-    count = library().walk(*rows, *nodes, rules, address(keys), address(path))
+    nodes, path = (numbers(*tree.tokens.tolist()), numbers(*tree.parents.tolist()), c_int64(len(tree))), numbers()
+    count = library().walk(*rows, *nodes, rules, None if keys is None else numbers(*keys.tolist()), path)
     if count < 0:
         raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
-    return path[: 1 + count].tolist()
+    return path[: 1 + count]
 
 
 def confidence(logits: Tensor, row: int) -> float:
