@@ -28,13 +28,12 @@ from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.native.block import Behind, Blocks
 from draftwood.native.forward import Ends
-from draftwood.native.growth import grown
 from draftwood.noise import Ahead
 from draftwood.packing import linear
 from draftwood.rotary import Rotary
 from draftwood.target import Target
-from draftwood.tree import Draft, Ints, Lattice
-from draftwood.trellis import Block, Trellis
+from draftwood.tree import Draft, Ints
+from draftwood.trellis import Block
 
 PENDING = 256  # context tokens whose projection may wait: rounds that do not draft then cost a small copy each
 FIRST_SLOTS = 1024  # a capacity is only a hint: larger states grow when they get there
@@ -189,10 +188,9 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         masks = depth if config.causal else config.block_size - 1
         k = candidates_of(request.width, self._head_size, self._markov is not None)
         ahead = request.ahead(depth) if request.ahead else None
-        found = whole.draft(behind, [request.root, *[config.mask_token_id] * masks], depth, k, ahead)
+        draft = whole.draft(behind, [request.root, *[config.mask_token_id] * masks], depth, k, ahead)
         state.projected, state.waiting = len(state), 0
-        lattice = Lattice(found.tokens, found.logp)
-        return lattice if found.pairs is None else Trellis(lattice, found.pairs, grown)
+        return draft
 
     @torch.inference_mode()
     def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Block]:

@@ -13,8 +13,10 @@ from torch import Tensor
 from draftwood.errors import BadModel
 from draftwood.native.build import address, library
 from draftwood.native.forward import Fused, Native
+from draftwood.native.growth import grown
 from draftwood.noise import Ahead
-from draftwood.tree import Floats, Ints
+from draftwood.tree import Ints, Lattice
+from draftwood.trellis import Block, Trellis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +30,6 @@ class Behind:
     slots: Ints  # [layers, 2]: where the keys and values of each layer begin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """Candidates of each depth and, where pairs are scored, what each makes of the next depth's."""
-
-    tokens: Ints  # [D, K]
-    logp: Floats  # [D, K]
-    pairs: Floats | None  # [D - 1, K, K]
-
-
 class Blocks:
     """The drafts of one block drafter, whose products are all compiled."""
 
@@ -48,7 +41,7 @@ class Blocks:
         if tables is not None:
             own.before, own.after, own.rank = *(table.data_ptr() for table in tables), tables[0].shape[1]
 
-    def draft(self, behind: Behind, block: Sequence[int], depth: int, k: int, ahead: Ahead | None = None) -> Found:
+    def draft(self, behind: Behind, block: Sequence[int], depth: int, k: int, ahead: Ahead | None = None) -> Block:
         """`k` candidates of each of the first `depth` tokens behind the root of a `block` of masks, those that noise
         `ahead` favours. What waited has keys and values from now on."""
         own, size = self._own, len(block)
@@ -63,7 +56,8 @@ class Blocks:
         what = byref(own), byref(stands), (c_int64 * size)(*block), c_int64(size), byref(found)
         if library().draft_block(*what, torch.get_num_threads()):
             raise BadModel(f"A block of {size} tokens behind {behind.context} found no memory.")
-        return Found(tokens, logp, pairs)
+        lattice = Lattice(tokens, logp)
+        return lattice if pairs is None else Trellis(lattice, pairs, grown)
 
 
 class _Drafter(Structure):
@@ -85,7 +79,7 @@ class _Behind(Structure):
 
 
 class _Found(Structure):
-    """`Found` there."""
+    """`Found` there: where candidates and pairs go."""
 
     _fields_ = (
         ("keys", c_void_p),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
-from draftwood.native.build import Built, operators
+from draftwood.native.build import Built, address, operators
 from draftwood.packing import LEAST_ROWS, panels_of
 from draftwood.plan import Segment, Verified
 from draftwood.rotary import Rotary
@@ -89,7 +89,7 @@ class Native:
         head: Any = ends.head
         vocab, addresses = (head.out_features, self._head) if self._head else (hidden, (0, 0))
         self._around = _Ends(ends.embedding.data_ptr(), ends.norm.data_ptr(), *addresses, vocab, ends.scale)
-        table = None if self._table is None else _address(self._table)
+        table = None if self._table is None else address(self._table)
         self._decoder = _Decoder(table, len(layers), pointer(self._sizes), pointer(self._around))
 
     @property
@@ -99,10 +99,13 @@ class Native:
 
     def decoder(self, longest: int) -> _Decoder:
         """The whole model as the operators read it, for texts of so many tokens."""
-        tables = self._ends.rotary.reserve(longest)
-        self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
-        self._decoder.cosines, self._decoder.sines = (table.data_ptr() for table in tables)
+        self._decoder.cosines, self._decoder.sines = (table.data_ptr() for table in self._tables(longest))
         return self._decoder
+
+    def _tables(self, longest: int) -> tuple[Tensor, Tensor]:
+        """Of texts of so many tokens; what may have moved is looked for anew."""
+        self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
+        return self._ends.rotary.reserve(longest)
 
     @property
     def whole(self) -> bool:
@@ -119,8 +122,7 @@ class Native:
     ) -> Verified:
         """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and what the layers
         `tapped` gave."""
-        cosines, sines = self._ends.rotary.reserve(parts.longest)
-        self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
+        cosines, sines = self._tables(parts.longest)
         if self._table is None:
             return self._run_apart(tokens, cosines[positions], sines[positions], parts, tapped, wanted)
         rows, hidden, like = len(tokens), len(self._ends.norm), self._ends.norm
@@ -142,7 +144,7 @@ class Native:
             places[np.array(tapped, np.int64) + 1] = np.arange(len(tapped)) * len(self._ends.norm)
             bound = table.copy()
             bound[:, TAP] = places[:-1]
-            self._tappings[tapped] = _Tapping(bound, _address(bound), c_int64(places[-1]))
+            self._tappings[tapped] = _Tapping(bound, address(bound), c_int64(places[-1]))
         return self._tappings[tapped]
 
     def _run_apart(
@@ -322,17 +324,13 @@ class Parts:
 
     def everywhere(self) -> tuple[c_void_p, c_int64, c_void_p]:
         """The table, its length, and where each layer's slots are."""
-        return _address(self._table), c_int64(len(self._table)), _address(self._addresses)
+        return address(self._table), c_int64(len(self._table)), address(self._addresses)
 
     def at(self, layer: int, whole: bool) -> tuple[c_void_p, c_int64]:
         """The table with the slots of one layer, and its length."""
         self._table[:, :2] = self._addresses[layer]
         self._table[:, -1] = whole
         return self.everywhere()[:2]
-
-
-def _address(table: Table) -> c_void_p:
-    return c_void_p(table.ctypes.data)
 
 
 def _at(tensor: Tensor | None, row: int = 0) -> c_void_p:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_int64
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwood.native.build import library, operators
+from draftwood.native.build import address, library, operators
 
 
 def takes(states: Sequence[Tensor]) -> bool:
@@ -29,5 +29,5 @@ def move(begins: NDArray[np.int64], like: Tensor, source: Sequence[int], start: 
     that begin there and are `like` this one."""
     heads, slots, _ = like.shape
     sizes = (len(source), start, heads, slots, like.stride(1) * like.itemsize)
-    where = c_void_p(begins.ctypes.data), c_int64(begins.size), (c_int64 * len(source))(*source)
+    where = address(begins), c_int64(begins.size), (c_int64 * len(source))(*source)
     library().move_slots(*where, *map(c_int64, sizes))
