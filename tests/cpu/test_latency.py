@@ -194,6 +194,18 @@ def test_moods_of_the_machine_leave_the_ratio_of_two_widths_alone() -> None:
         assert costs[3] / costs[1] == pytest.approx(TRUE_S[4] / TRUE_S[2], rel=0.06)
 
 
+@pytest.mark.parametrize("change", [0.85, 1.15])
+def test_a_few_plain_steps_tell_who_always_drafts_what_all_of_them_would_take(change: float) -> None:
+    """Memory that others share is quicker now and slower then: a plain step is nearly all memory, a tree is not."""
+    latency, rng = trained([1, 4, 8], rounds=120), np.random.default_rng(1)
+    for i in range(320):
+        width, drafted = (1, False) if i % 40 == 39 else (int(rng.choice([4, 8])), True)
+        seconds = TRUE_S[width] * np.exp(0.03 * rng.normal())
+        latency.observe(a_round(width - 1, seconds * (1 if drafted else change), drafted))
+    costs = latency.costs(8, 100).verify_s
+    assert costs[0] / costs[7] == pytest.approx(change * TRUE_S[1] / TRUE_S[8], rel=0.05)
+
+
 def test_a_width_that_comes_late_is_learned_at_once() -> None:
     """However far off its neighbours led, and however little rounds have wavered before."""
     latency = trained([1, 8], rounds=200, noise=0.01)
