@@ -44,7 +44,7 @@ CARRIED = 8.0  # recent drafted rounds, in the outlook, that all earlier texts c
 RECALLED = 4.0  # the same of texts of an earlier process, which may have been of another kind
 BETWEEN = 0.3  # tokens of a drafted round by which texts are thought to differ that are as predictable
 KINDS = 0.8  # tokens of a drafted round by which an earlier process's texts are thought to differ from this one's
-HOPE = 1.0  # standard errors that a drafted round may be better than expected, for as long as that is affordable
+HOPE = 1.0  # standard errors that a drafted round may be better than expected, times what the ledger affords
 HOTTEST = 8.0  # temperature: from here on all tokens are about as likely
 HERITAGE = 1 / 16  # what another text's evidence weighs beside a text's own
 
@@ -221,7 +221,7 @@ class AcceptanceModel:
         seconds = shares @ costs.round_s[np.minimum(sizes, len(costs.verify_s) - 1)]
         hope = HOPE * prospect.doubt * self._ledger.affords
         worth = float(costs.plain_s / seconds)  # of a token
-        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth)
+        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth, self._ledger.wealth)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

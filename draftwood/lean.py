@@ -21,7 +21,8 @@ from draftwood.attention import attend_invariantly, attend_slots
 from draftwood.cache import KVCache
 from draftwood.decoder import Layer, Shape, Sight, norm
 from draftwood.errors import BadModel
-from draftwood.native.forward import Ends, Native, Parts, bind
+from draftwood.native.forward import Ends, Native, bind
+from draftwood.native.records import Parts
 from draftwood.packing import fuse, fuse_packed, pack_linears
 from draftwood.plan import Plan, Verified
 from draftwood.rotary import STATIC, Rotary

@@ -2,7 +2,8 @@
 
 An upper confidence bound goes on with a drafter that pays too little for as long as that could be bad luck, and
 the doubt about the latest rounds never ends. As in conservative bandits (Wu et al., arXiv 1602.04282) it may do so only
-while all of it together has cost no more than a share of the time.
+while all of it together has cost no more than a share of the time. Where drafting has saved much, going on or looking
+again too often costs a part of that at most, while a pause too many costs what drafting would have brought.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from draftwood.trace import Round
 
 SHARE = 0.015  # of the time, that drafting in hope may lose
+RICH = 0.1  # of the time saved, from which on there is twice the hope
 ADVANCE = 100.0  # plain steps, counted as spent before the first round: trials come first
 AFRESH = 1.0  # plain steps that it may lose in a text whatever was lost before: this one may be of another kind
 KEPT = 1 - 1 / 512  # of what was spent and saved, per round
@@ -28,9 +30,14 @@ class Ledger:
     saved: float = 0.0  # in drafted rounds, in plain steps; below 0 is lost
 
     @property
-    def affords(self) -> bool:
-        """Whether drafting may go on that only might pay."""
-        return self.saved >= -self._room
+    def wealth(self) -> float:
+        """The share of the time that drafting has saved lately."""
+        return max(self.saved, 0.0) / (self.spent + ADVANCE)
+
+    @property
+    def affords(self) -> float:
+        """How much of what doubt leaves may be hoped for: none, all of it, or up to twice that."""
+        return 1 + min(self.wealth / RICH, 1.0) if self.saved >= -self._room else 0.0
 
     @property
     def _room(self) -> float:

@@ -15,7 +15,8 @@ from draftwood.decoder import Sight, norm
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.drafters.dflash_weights import Weights, context_kv
 from draftwood.native.block import Blocks
-from draftwood.native.forward import Ends, Fusing, Native, Parts, bind
+from draftwood.native.forward import Ends, Fusing, Native, bind
+from draftwood.native.records import Parts
 from draftwood.packing import LEAST_ROWS
 from draftwood.plan import Segment
 from draftwood.rotary import Rotary

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p, pointer
+from ctypes import byref, c_float, c_int64, c_void_p, pointer
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
+from draftwood.native import records
 from draftwood.native.build import Built, address, operators
+from draftwood.native.records import NOWHERE, TAP, Parts, Table, at
 from draftwood.packing import LEAST_ROWS, panels_of
-from draftwood.plan import Segment, Verified
+from draftwood.plan import Verified
 from draftwood.rotary import Rotary
 
 LANES = 16  # the most of native.h
 MOST_DIM = 512  # as in native.h
-TAP = -1  # the column of the table that says where taps go
-NOWHERE = -1
-
-Table: TypeAlias = NDArray[np.int64]
 
 
 def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str | None:
@@ -81,23 +78,23 @@ class Native:
         self, built: Built, shape: Shape, scale: float, layers: Sequence[Layer], sights: Sequence[Sight], ends: Ends
     ) -> None:
         self.built, self._shape, self._scale, self._ends = built, shape, scale, ends
-        self._layers, self._sights, self._table = layers, sights, _table(layers, sights)
+        self._layers, self._sights, self._table = layers, sights, records.table_of(layers, sights)
         self._tappings: dict[tuple[int, ...], _Tapping] = {}
         hidden, inner = len(ends.norm), _inner(layers)
-        self._sizes = _Sizes(shape.heads, shape.kv_heads, shape.head_dim, hidden, inner, shape.norm_eps, scale)
+        self._sizes = records.Sizes(shape.heads, shape.kv_heads, shape.head_dim, hidden, inner, shape.norm_eps, scale)
         self._head = panels_of(ends.head)
         head: Any = ends.head
         vocab, addresses = (head.out_features, self._head) if self._head else (hidden, (0, 0))
-        self._around = _Ends(ends.embedding.data_ptr(), ends.norm.data_ptr(), *addresses, vocab, ends.scale)
+        self._around = records.Ends(ends.embedding.data_ptr(), ends.norm.data_ptr(), *addresses, vocab, ends.scale)
         table = None if self._table is None else address(self._table)
-        self._decoder = _Decoder(table, len(layers), pointer(self._sizes), pointer(self._around))
+        self._decoder = records.Decoder(table, len(layers), pointer(self._sizes), pointer(self._around))
 
     @property
     def calls_per_layer(self) -> int:
         """Calls from Python."""
         return 9 if self._table is None else 0
 
-    def decoder(self, longest: int) -> _Decoder:
+    def decoder(self, longest: int) -> records.Decoder:
         """The whole model as the operators read it, for texts of so many tokens."""
         self._decoder.cosines, self._decoder.sines = (table.data_ptr() for table in self._tables(longest))
         return self._decoder
@@ -131,9 +128,9 @@ class Native:
         wants = rows if wanted is None else len(wanted)
         out = like.new_empty(wants, self._around.vocab)
         if self.built.functions.forward(
-            tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around), _at(tokens),
-            _at(positions), c_int64(rows), _at(cosines), _at(sines), *parts.everywhere(), _at(taps),
-            tapping.last, c_int64(len(tapped) * hidden), _at(wanted), c_int64(wants), _at(out), _threads(),
+            tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around), at(tokens),
+            at(positions), c_int64(rows), at(cosines), at(sines), *parts.everywhere(), at(taps),
+            tapping.last, c_int64(len(tapped) * hidden), at(wanted), c_int64(wants), at(out), _threads(),
         ):  # fmt: skip
             raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
         return Verified(out if self._head else self._ends.head(out), taps)
@@ -169,14 +166,14 @@ class Native:
     def fused(self, fusing: Fusing) -> Fused | None:
         """What `project` takes; None where these products are not compiled."""
         fuse, kv = panels_of(fusing.fuse), panels_of(fusing.kv)
-        return Fused(_Linear(*fuse), fusing.norm, _Linear(*kv), fusing.k_norm) if fuse and kv else None
+        return Fused(records.Linear(*fuse), fusing.norm, records.Linear(*kv), fusing.k_norm) if fuse and kv else None
 
     def project(self, taps: Tensor, start: int, parts: Parts, fused: Fused) -> None:
         """Keys and values of tokens from `start` on into their slots: of the first of taps `[N, taps * hidden]`."""
-        turn = (_at(table, start) for table in self._ends.rotary.reserve(parts.longest))
+        turn = (at(table, start) for table in self._ends.rotary.reserve(parts.longest))
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
-            _at(taps), c_int64(taps.shape[1]), byref(fused.fuse), _at(fused.norm), byref(fused.kv), _at(fused.k_norm),
+            at(taps), c_int64(taps.shape[1]), byref(fused.fuse), at(fused.norm), byref(fused.kv), at(fused.k_norm),
             c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, _threads(),
         ):  # fmt: skip
             raise BadModel(f"{parts.longest - start} context features found no memory.")
@@ -184,15 +181,15 @@ class Native:
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
         out = torch.empty_like(x)
-        taken = _at(tap), c_int64(0 if tap is None else tap.stride(0))
+        taken = at(tap), c_int64(0 if tap is None else tap.stride(0))
         eps, sizes = c_float(self._shape.norm_eps), _sizes(*x.shape)
-        self.built.functions.add_norm(_at(x), _at(delta), _at(weight), _at(out), *taken, eps, *sizes, _threads())
+        self.built.functions.add_norm(at(x), at(delta), at(weight), at(out), *taken, eps, *sizes, _threads())
         return out
 
     def _swiglu(self, gate_up: Tensor) -> Tensor:
         """`[N, I]` of `[N, 2 I]`."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self.built.functions.swiglu(_at(gate_up), _at(out), *_sizes(*out.shape), _threads())
+        self.built.functions.swiglu(at(gate_up), at(out), *_sizes(*out.shape), _threads())
         return out
 
     def _attend(
@@ -209,13 +206,13 @@ class Native:
         shape, functions = self._shape, self.built.functions
         q = qkv.new_empty(len(qkv), shape.heads, shape.head_dim)
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
-        turn = (_at(layer.qk_norm), _at(cos), _at(sin))
+        turn = (at(layer.qk_norm), at(cos), at(sin))
         functions.rotate_store(
-            _at(qkv), c_int64(qkv.stride(0)), *turn, _at(q), *where, *sizes, c_float(shape.norm_eps), _threads()
+            at(qkv), c_int64(qkv.stride(0)), *turn, at(q), *where, *sizes, c_float(shape.norm_eps), _threads()
         )
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
         how = (c_int64(window or 0), c_float(self._scale), _threads())
-        if functions.attend(_at(q), *where, _at(seen), *sizes, *how):
+        if functions.attend(at(q), *where, at(seen), *sizes, *how):
             raise BadModel(f"Attention over {longest} tokens found no memory for its scores.")
         return seen.flatten(1)
 
@@ -229,115 +226,20 @@ class _Tapping:
     last: c_int64  # where in a row of taps the last layer's goes
 
 
-class _Linear(Structure):
-    """`Linear` in layers.h."""
-
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
     """`Fusing` as the operators read it."""
 
-    fuse: _Linear
+    fuse: records.Linear
     norm: Tensor
-    kv: _Linear
+    kv: records.Linear
     k_norm: Tensor | None
-
-
-class _Ends(Structure):
-    """`Ends` in layers.h, the head's two addresses in line."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("embedding", "norm", "weight", "bias")),
-        ("vocab", c_int64),
-        ("scale", c_float),
-    )
-
-
-class _Sizes(Structure):
-    """`Shape` in layers.h."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("heads", "kv_heads", "dim", "hidden", "inner")),
-        ("eps", c_float),
-        ("scale", c_float),
-    )
-
-
-class _Decoder(Structure):
-    """`Decoder` in layers.h."""
-
-    _fields_ = (
-        ("layers", c_void_p),
-        ("count", c_int64),
-        ("shape", POINTER(_Sizes)),
-        ("ends", POINTER(_Ends)),
-        *((name, c_void_p) for name in ("cosines", "sines")),
-    )
 
 
 def _inner(layers: Sequence[Layer]) -> int:
     """How wide the MLP is inside."""
     down: Any = layers[0].down
     return int(down.in_features)
-
-
-def _table(layers: Sequence[Layer], sights: Sequence[Sight]) -> Table | None:
-    """`Layer` in layers.h, a row for each; None where products are not compiled."""
-    rows = []
-    for layer, sight in zip(layers, sights, strict=True):
-        linears = [panels_of(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        if None in linears:
-            return None
-        norms = [
-            0 if weight is None else weight.data_ptr() for weight in (layer.input_norm, layer.qk_norm, layer.post_norm)
-        ]
-        addresses = (address for linear in linears if linear for address in linear)
-        rows.append([*norms, *addresses, sight.window or 0, not sight.causal, NOWHERE])
-    return np.array(rows, np.int64)
-
-
-class Parts:
-    """Segments as the operators read them: `Part` in native.h, a row for each."""
-
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        capacities: Sequence[int],
-        addresses: Sequence[NDArray[np.int64]],
-        gap: int = 0,
-    ) -> None:
-        """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
-        begin. Positions go on `gap` behind the context."""
-        self._addresses = addresses[0][:, None] if len(addresses) == 1 else np.stack(addresses, 1)
-        self.longest = max(part.context + gap + part.size for part in segments)
-        self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
-        masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
-        self._table = np.array(
-            [
-                (0, 0, mask, part.depths.ctypes.data, part.start, part.size, room, part.context, 0)
-                for part, mask, room in zip(segments, masks, capacities, strict=True)
-            ],
-            np.int64,
-        )
-
-    def everywhere(self) -> tuple[c_void_p, c_int64, c_void_p]:
-        """The table, its length, and where each layer's slots are."""
-        return address(self._table), c_int64(len(self._table)), address(self._addresses)
-
-    def at(self, layer: int, whole: bool) -> tuple[c_void_p, c_int64]:
-        """The table with the slots of one layer, and its length."""
-        self._table[:, :2] = self._addresses[layer]
-        self._table[:, -1] = whole
-        return self.everywhere()[:2]
-
-
-def _at(tensor: Tensor | None, row: int = 0) -> c_void_p:
-    """Where a row of a contiguous tensor begins. Slicing would take longer than what is called."""
-    if tensor is None:
-        return c_void_p(None)
-    return c_void_p(tensor.data_ptr() + (row and row * tensor.stride(0) * tensor.itemsize))
 
 
 def _sizes(*sizes: int) -> list[c_int64]:

@@ -8,7 +8,7 @@ typedef struct {
     const bf16 *bias;
 } Linear;
 
-// A decoder layer. As forward.py lays it out.
+// A decoder layer. As records.py lays it out.
 typedef struct {
     const bf16 *input_norm, *qk_norm, *post_norm;
     Linear qkv, output, gate_up, down;
@@ -16,13 +16,13 @@ typedef struct {
     int64_t tap;            // where in a row of taps what the layer before gave goes, -1 for nowhere
 } Layer;
 
-// What all layers share. As forward.py lays it out.
+// What all layers share. As records.py lays it out.
 typedef struct {
     int64_t heads, kv_heads, dim, hidden, inner;
     float eps, scale;
 } Shape;
 
-// What stands before and behind the layers. As forward.py lays it out.
+// What stands before and behind the layers. As records.py lays it out.
 typedef struct {
     const bf16 *embedding, *last_norm;  // [any, hidden], [hidden]
     Linear head;                        // hidden -> vocab; without one what the last norm gave is asked for
@@ -30,7 +30,7 @@ typedef struct {
     float scale;  // of embeddings
 } Ends;
 
-// A decoder, and the tables of its positions [any, D]. As forward.py lays it out.
+// A decoder, and the tables of its positions [any, D]. As records.py lays it out.
 typedef struct {
     const Layer *layers;
     int64_t count;

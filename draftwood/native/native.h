@@ -132,7 +132,7 @@ static inline float total(const float *lanes) {
 }
 
 // The tokens of one request: rows from `start` on of whatever all requests share, keys and values [G, slots, D] of its
-// own. As forward.py lays it out.
+// own. As records.py lays it out.
 typedef struct {
     bf16 *keys, *values;
     const uint8_t *visible;  // [rows, rows] or null: every row sees those before it

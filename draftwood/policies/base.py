@@ -83,6 +83,7 @@ class Outlook:
     idle: int  # rounds since the drafter last ran
     resume: float = 0.0  # plain steps that a draft after a pause takes beyond one that goes on
     hope: float = 0.0  # of so much more gain, which the doubt about it leaves and the ledger affords
+    saved: float = 0.0  # share of the time that drafting has saved lately
 
 
 class Policy(Protocol):

@@ -33,7 +33,8 @@ class Bastion(Joint):
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
     slack: float = 0.005  # of the best rate, of a request alone: the largest of many estimates owes that to luck
-    toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost
+    toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost,
+    reinvested: float = 0.1  # and of the time that drafting has saved
     hysteresis: float = 0.02  # of gain, to draft again after a pause: prices waver by as much, and resuming costs
     margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
     crowd: int = 15  # other requests, beyond which that grows no more: drafting for 128 may bring three times as much
@@ -60,16 +61,16 @@ class Bastion(Joint):
         """Whether drafting has paid lately, or is due another look."""
         least = 1 + (self.hysteresis if outlook.idle else 0)
         hopeful = isnan(outlook.gain) or outlook.gain + outlook.hope >= least
-        return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume))
+        return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume, outlook.saved))
 
-    def _due(self, idle: int, gain: float, resume: float) -> bool:
+    def _due(self, idle: int, gain: float, resume: float, saved: float = 0.0) -> bool:
         """Whether so many idle rounds pay for a look.
 
         At gain g a drafted round wastes 1/g - 1 of the time its tokens would have taken without a drafter, and what
-        it takes to resume. Spread over the idle rounds before it that must stay below `toll`: the worse, the rarer
-        the look.
+        it takes to resume. Spread over the idle rounds before it that must stay below `toll`, and a part of what
+        drafting has saved: the worse, the rarer the look.
         """
-        return idle * self.toll * gain >= 1 - gain + resume * gain
+        return idle * (self.toll + self.reinvested * saved) * gain >= 1 - gain + resume * gain
 
     @property
     def grow(self) -> Growth:

@@ -493,6 +493,16 @@ def test_another_text_may_lose_a_little_whatever_was_lost_before() -> None:
     assert rounds == 1 + int(AFRESH / 0.25)
 
 
+def test_where_drafting_has_saved_much_more_is_hoped_for_and_never_more_than_twice_as_much() -> None:
+    ledger, won = Ledger(), replace(a_round(sure(1, 1.0), [1]), seconds={"verify": 1.5})
+    afforded = [ledger.affords]
+    for _ in range(300):
+        ledger.enter(won, plain_s=1.0)
+        afforded.append(ledger.affords)
+    assert afforded[0] == 1.0 and afforded[-1] == 2.0 and afforded == sorted(afforded)
+    assert ledger.wealth == pytest.approx(ledger.saved / (ledger.spent + ADVANCE))
+
+
 def test_a_text_that_may_lose_more_is_not_cut_short_by_another() -> None:
     ledger = Ledger(spent=100.0, saved=5.0)
     ledger.turn()

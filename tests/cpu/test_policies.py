@@ -174,6 +174,11 @@ def test_probes_get_rarer_the_worse_the_drafter() -> None:
     assert [first_probe(g, 0.3) for g in (0.99, 0.9, 0.5)] == [104, 138, 434]
 
 
+def test_looks_may_cost_a_tenth_of_what_drafting_has_saved_besides() -> None:
+    saved = [next(k for k in range(1000) if Bastion().drafts(Outlook(0.9, k, saved=w))) for w in (0.0, 0.03, 0.3)]
+    assert saved == [38, 19, 4]
+
+
 def test_a_drafter_without_any_gain_is_never_probed() -> None:
     assert not Bastion().drafts(Outlook(gain=0.0, idle=10**9))
 
