@@ -212,16 +212,20 @@ class Batch:
             None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)
             for part, verdict, proposal in zip(parts, verdicts, begun.proposals, strict=True)
         ]
+        position_s = self._chooser.position_s(drafted, context)  # of one request's draft
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                position = begun.costs[part.request.policy].position
+                position = position_s * len(writing) / begun.costs[part.request.policy].plain_s
                 part.request.acceptance.observe(record, begun.typical, position)
                 if len(writing) > 1:
                     part.request.own.observe(record, position=position)
         if len(writing) == len(parts) and records[0]:  # chunks are another kind of work
             whole = records[0]
             if len(writing) > 1:
-                whole = replace(whole, context=context, n=nodes, drafted=drafted > 0, padding=padding)
+                positions = _deepest(begun.proposals)
+                whole = replace(
+                    whole, context=context, n=nodes, drafted=drafted > 0, padding=padding, positions=positions
+                )
             self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
 
@@ -242,7 +246,8 @@ class Batch:
         for timed in self._timed:
             round = timed.round
             if timed.requests > 1 and (draft_s := round.seconds.get("draft", 0.0)):
-                self._latency_of(timed.drafted).observe_draft(draft_s, round.context, timed.first)
+                model = self._latency_of(timed.drafted)
+                model.observe_draft(draft_s, round.context, timed.first, round.positions)
                 round = replace(round, seconds={verb: s for verb, s in round.seconds.items() if verb != "draft"})
             alike.setdefault(timed.kind, []).append(round)
         for kind, rounds in alike.items():
@@ -267,6 +272,11 @@ class Batch:
         if request.finished:
             self.leave(request)
         return step
+
+
+def _deepest(proposals: Sequence[Proposal | None]) -> int | None:
+    """How many positions were drafted: all requests' blocks are as long as the longest."""
+    return max((found.positions for found in proposals if found and found.positions is not None), default=None)
 
 
 def _record(

@@ -19,7 +19,9 @@ from draftwood.rounds import Proposal, Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-ASKED = 4  # tokens behind which a lone request that rests is asked anew: each time would take half a percent longer
+# Tokens behind which a lone request that rests is asked anew, and rounds behind which several are: to ask each time
+# would take half a percent longer, or two.
+ASKED = 4
 ALIKE, KEPT = 8, 7  # choices of a lone request that came out alike, and rounds that then do without another one
 # Rounds that a lone request goes on to draft unasked, for what it gains over plain rounds, and the most: where drafting
 # wins much, asking takes longer than could be won by it.
@@ -67,6 +69,7 @@ class Chooser:
         """As for `Batch`."""
         self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
+        self._resting: dict[Joint, _Resting] = {}  # those of which none was when it was asked last
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
         self._settled = 0  # rounds that a lone request goes on to draft before it is asked
         self._chosen: _Chosen | None = None  # for a lone request
@@ -102,16 +105,30 @@ class Chooser:
                 drafts[i] = self._wants(request, costs[request.policy], alone=len(writing) == 1)
         for policy, members in groups.items():
             members = [i for i in members if able[i]]
-            prospects = [writing[i].own.prospect() or writing[i].acceptance.prospect() for i in members]
-            seconds = [self.draft_s(k, load.context) for k in range(1 + len(members))]
-            price = costs[writing[members[0]].policy] if members else None
-            idle = self._idle.get(policy, 0)
-            chosen = policy.together(prospects, idle, price, seconds) if price else []
-            self._idle[policy] = 0 if all(chosen) else idle + 1
+            chosen = self._together(policy, [writing[i] for i in members], load, costs)
+            self._idle[policy] = 0 if all(chosen) else self._idle.get(policy, 0) + 1
             for i, asks in zip(members, chosen, strict=True):
                 drafts[i] = asks
         self._idle = {policy: idle for policy, idle in self._idle.items() if policy in groups}
+        self._resting = {policy: rest for policy, rest in self._resting.items() if policy in groups}
         return drafts
+
+    def _together(
+        self, policy: Joint, requests: Sequence[Request], load: Load, costs: Mapping[Policy, Costs]
+    ) -> list[bool]:
+        """For whom of these a policy drafts; it is not asked in every round in which the same ones rest."""
+        rest = self._resting.get(policy)
+        if rest and rest.requests == requests and rest.rounds < ASKED:
+            rest.rounds += 1
+            return [False] * len(requests)
+        prospects = [request.own.prospect() or request.acceptance.prospect() for request in requests]
+        seconds = [self.draft_s(k, load.context) for k in range(1 + len(requests))]
+        price = costs[requests[0].policy] if requests else None
+        chosen = policy.together(prospects, self._idle.get(policy, 0), price, seconds) if price else []
+        self._resting.pop(policy, None)
+        if not any(chosen):
+            self._resting[policy] = _Resting(requests)
+        return chosen
 
     def able(self, writing: Sequence[Request]) -> list[bool]:
         """Who may be drafted for at all."""
@@ -134,6 +151,10 @@ class Chooser:
     def draft_s(self, requests: int, context: int) -> float:
         """Seconds that drafting for so many requests takes."""
         return self._latency_of(requests).costs(0, context).draft_s if requests else 0.0
+
+    def position_s(self, requests: int, context: int) -> float:
+        """Seconds that one more position takes in each draft, where so many requests are drafted for."""
+        return self._latency_of(requests).costs(0, context).position_s / requests if requests else 0.0
 
     def choose(self, load: Load, proposed: Sequence[Proposal | None], costs: Mapping[Policy, Costs]) -> list[Tree]:
         """What to verify of each request's tree: for all together where the policy can, else one by one."""
@@ -172,6 +193,14 @@ class Chooser:
         if not len(tree) or not request.policy.calibrated:
             return mass
         return model.likely(mass, tree.depths[1:], OPTIMISM if alone else 0.0, self._chances)
+
+
+@dataclass(slots=True, eq=False)
+class _Resting:
+    """Requests that compete, and for how many rounds none of them has been drafted for unasked."""
+
+    requests: Sequence[Request]
+    rounds: int = 1
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from draftwood import registry
 from draftwood.acceptance import TRIALS, AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
-from draftwood.choosing import ALIKE, KEPT, MOST_UNASKED, Load
+from draftwood.choosing import ALIKE, ASKED, KEPT, MOST_UNASKED, Load
 from draftwood.engine import Engine
 from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
@@ -55,7 +55,7 @@ class Known:
 
     def observe(self, *rounds: object, first: bool = False) -> None: ...
 
-    def observe_draft(self, seconds: float, context: int, first: bool = False) -> None: ...
+    def observe_draft(self, *_: object) -> None: ...
 
 
 def best_by_definition(masses: list[np.ndarray], price: Costs, fairness: float) -> float:
@@ -316,6 +316,59 @@ def test_a_lone_request_that_rests_is_asked_at_the_start_of_its_answer_and_behin
     assert len(first) == 13 and not any(first) and Hesitant.asked == [0, 4, 8]
     second = [step.round.drafted for step in made.run([1, 2, 3], 14) if step.round]
     assert second[:-1] and all(second[:-1]), "the last round may have no room for a draft"
+
+
+class Doubtful(Bastion):
+    """Never drafts for several."""
+
+    asked: ClassVar[list[int]] = []  # requests at each question
+
+    def together(
+        self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
+    ) -> list[bool]:
+        self.asked.append(len(prospects))
+        return [False] * len(prospects)
+
+
+def test_several_that_rest_are_asked_every_few_rounds_and_at_once_when_another_one_joins() -> None:
+    made, Doubtful.asked = engine(tiny_target(), Noisy("noisy", max_depth=3)), []
+    made.policy = Doubtful()
+    batch = made.batch()
+    for _ in range(2):
+        batch.join(made.request(PROMPT, 40))
+    for _ in range(2 * ASKED):  # the first of these reads the prompts, none would ask next
+        batch.round()
+    assert Doubtful.asked == [2, 2]
+    batch.join(made.request(PROMPT[:1], 40))
+    batch.round()
+    batch.round()
+    assert Doubtful.asked[2:] == [3]
+
+
+class Hearing(Known):
+    """Keeps what it is told of drafts."""
+
+    def __init__(self) -> None:
+        self.positions: list[int | None] = []
+
+    def observe_draft(self, seconds: float, context: int, first: bool = False, positions: int | None = None) -> None:
+        self.positions.append(positions)
+
+
+def test_a_batchs_draft_is_as_long_as_its_longest() -> None:
+    target, heard = tiny_target(), Hearing()
+    made = engine(target, tiny_dflash(target), "ddtree:5")
+    made.latency_of = lambda requests: heard  # type: ignore[method-assign, assignment]
+    batch = made.batch()
+    for tokens in (4, 30):  # little is left of the first
+        batch.join(made.request(PROMPT, tokens))
+    longest = []
+    while len(batch.requests) == 2:
+        rounds = [step.round for step in batch.round().values() if step.round]
+        if any(round.drafted for round in rounds):
+            longest.append(max(round.positions for round in rounds if round.positions is not None))
+    batch._learn()
+    assert longest and heard.positions[: len(longest)] == longest
 
 
 class Counting(DDTree):
