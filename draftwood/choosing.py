@@ -123,8 +123,8 @@ class Chooser:
             return [False] * len(requests)
         prospects = [request.own.prospect() or request.acceptance.prospect() for request in requests]
         seconds = [self.draft_s(k, load.context) for k in range(1 + len(requests))]
-        price = costs[requests[0].policy] if requests else None
-        chosen = policy.together(prospects, self._idle.get(policy, 0), price, seconds) if price else []
+        idle = self._idle.get(policy, 0)
+        chosen = policy.together(prospects, idle, costs[requests[0].policy], seconds) if requests else []
         self._resting.pop(policy, None)
         if not any(chosen):
             self._resting[policy] = _Resting(requests)
@@ -197,10 +197,10 @@ class Chooser:
 
 @dataclass(slots=True, eq=False)
 class _Resting:
-    """Requests that compete, and for how many rounds none of them has been drafted for unasked."""
+    """Requests of one policy that rest together."""
 
     requests: Sequence[Request]
-    rounds: int = 1
+    rounds: int = 1  # since it was asked about them, that one included
 
 
 @dataclass(slots=True, eq=False)

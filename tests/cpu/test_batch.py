@@ -336,7 +336,7 @@ def test_several_that_rest_are_asked_every_few_rounds_and_at_once_when_another_o
     batch = made.batch()
     for _ in range(2):
         batch.join(made.request(PROMPT, 40))
-    for _ in range(2 * ASKED):  # the first of these reads the prompts, none would ask next
+    for _ in range(2 * ASKED):  # the first of these reads the prompts; in the next one none is asked
         batch.round()
     assert Doubtful.asked == [2, 2]
     batch.join(made.request(PROMPT[:1], 40))
