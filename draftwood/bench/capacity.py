@@ -87,7 +87,7 @@ class Priced:
     def observe(self, *rounds: Round, first: bool = False) -> None:
         pass
 
-    def observe_draft(self, seconds: float, context: int, first: bool = False) -> None:
+    def observe_draft(self, seconds: float, context: int, first: bool = False, positions: int | None = None) -> None:
         pass
 
 

@@ -1,4 +1,4 @@
-"""One cache folder for all end-to-end tests: the embedded model is converted once."""
+"""The embedded model for all end-to-end tests."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("embedded")
+def home(session_home: Path) -> Path:
+    """The cache folder of the whole run: the model is converted once, and its operators are there."""
+    return session_home
