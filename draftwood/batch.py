@@ -212,10 +212,9 @@ class Batch:
             None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)
             for part, verdict, proposal in zip(parts, verdicts, begun.proposals, strict=True)
         ]
-        position_s = self._chooser.position_s(drafted, context)  # of one request's draft
         for part, record in zip(parts, records, strict=True):
             if record is not None:
-                position = position_s * len(writing) / begun.costs[part.request.policy].plain_s
+                position = self._position(begun.costs[part.request.policy], drafted, len(writing), context)
                 part.request.acceptance.observe(record, begun.typical, position)
                 if len(writing) > 1:
                     part.request.own.observe(record, position=position)
@@ -228,6 +227,12 @@ class Batch:
                 )
             self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
+
+    def _position(self, costs: Costs, drafted: int, writing: int, context: int) -> float:
+        """What one more position takes of one request's draft, in plain steps of one request."""
+        if drafted == len(self.requests):  # priced before the round; no need to price it anew
+            return costs.position
+        return self._chooser.position_s(drafted, context) * writing / costs.plain_s
 
     def _learn_seconds(self, clock: Clock) -> None:
         """Every so many rounds, the more the more are known, and at once where one was far off. Each round's `observe`
