@@ -150,11 +150,11 @@ class Chooser:
 
     def draft_s(self, requests: int, context: int) -> float:
         """Seconds that drafting for so many requests takes."""
-        return self._latency_of(requests).costs(0, context).draft_s if requests else 0.0
+        return self._latency_of(requests).draft_s(context) if requests else 0.0
 
     def position_s(self, requests: int, context: int) -> float:
         """Seconds that one more position takes in each draft, where so many requests are drafted for."""
-        return self._latency_of(requests).costs(0, context).position_s / requests if requests else 0.0
+        return self._latency_of(requests).position_s(context) / requests if requests else 0.0
 
     def choose(self, load: Load, proposed: Sequence[Proposal | None], costs: Mapping[Policy, Costs]) -> list[Tree]:
         """What to verify of each request's tree: for all together where the policy can, else one by one."""
@@ -179,8 +179,10 @@ class Chooser:
         ]
         drafted = sum(map(bool, proposed))
         for policy, members in groups.items():
-            nodes = min(sum(len(trees[i]) for i in members), MOST_TOGETHER)
-            price = self._price(writing[members[0]].policy, nodes, load, load.beside + sum(sizes))
+            own = writing[members[0]].policy  # the same, as what it is beside being joint
+            price = costs[own]
+            if any(sizes):  # nodes of others, beside which these will be
+                price = self._price(own, load.most(own), load, load.beside + sum(sizes))
             price = replace(price, draft_s=self.draft_s(drafted, load.context))
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
                 sizes[i] = n

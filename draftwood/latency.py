@@ -180,11 +180,18 @@ class LatencyModel:
             verify = pace * extended(widths, WIDTHS, self._verify_curve(context))
             host = pace * extended(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
             plain_s = float(verify[0]) + pace * self._plain_host_s()
-            draft_s = pace * self._draft_s(context)
+            draft_s, position_s = self.draft_s(context), self.position_s(context)
             resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
-            position_s = pace * self._draft_prior(context // BUCKET) * self._learned.position.value
             self._costs[key] = Costs(plain_s, draft_s, host, verify, resume_s=resume_s, position_s=position_s)
         return self._costs[key]
+
+    def draft_s(self, context: int) -> float:
+        """What a draft that goes on takes now."""
+        return exp(self._pace) * self._draft_s(context)
+
+    def position_s(self, context: int) -> float:
+        """What one more position of a draft takes now."""
+        return exp(self._pace) * self._draft_prior(context // BUCKET) * self._learned.position.value
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
@@ -193,7 +200,7 @@ class LatencyModel:
         if not drafted:
             return {"verify": verify, "aux": pace * self._plain_host_s()}
         host = seconds_at(1 + n, self._learned.host.seconds(HOST_PRIOR))
-        return {"draft": pace * self._draft_s(context), "verify": verify, "aux": pace * host}
+        return {"draft": self.draft_s(context), "verify": verify, "aux": pace * host}
 
     def observe(self, *rounds: Round, first: bool = False) -> None:
         """Learn from where the seconds of a round went, or of several that are alike: in nodes, kind and reach.

@@ -81,6 +81,12 @@ class Priced:
     def costs(self, n_max: int, context: int) -> Costs:
         return self.modelled.costs(n_max, context)
 
+    def draft_s(self, context: int) -> float:
+        return self.costs(0, context).draft_s
+
+    def position_s(self, context: int) -> float:
+        return self.costs(0, context).position_s
+
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
         return {}
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from draftwood.request import Request
 from draftwood.sampling import Sampling
 
 LEAST_OF_PLAIN = 0.97
+LEAST_ANSWERS = 32  # of a pass: the prompts that are read in one are a whole number, and of 8 one takes 4 % of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class CrowdOptions:
     loads: Sequence[int] = (1, 2, 4, 8, 16, 32)
     policies: Sequence[str] = ("bastion", "ddtree:8")
     prompts: Sequence[str] = ()
-    turns: int = 2  # answers' worth of tokens for each user, on average
+    turns: int = 2  # answers' worth of tokens for each user, on average, at least
     max_new_tokens: int = 64
     repeats: int = 3
     temperature: float = 0.0
@@ -133,12 +135,12 @@ class Crowd:
         return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
 
     def rooms(self, users: int, prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Room]:
-        """Every method until everyone has had `turns` answers' worth of tokens; `seed` shuffles who is next."""
+        """Every method until all have had their answers' worth of tokens; `seed` shuffles who is next."""
         rooms = {
             method: Room(engine, users, prompts, self._llm.stop_ids, self._options)
             for method, engine in self._engines.items()
         }
-        share = self._options.turns * self._options.max_new_tokens
+        share = max(self._options.turns, ceil(LEAST_ANSWERS / users)) * self._options.max_new_tokens
         for method, goal in turns(list(rooms), share, seed):
             rooms[method].run(users * goal)
         for method, room in rooms.items():

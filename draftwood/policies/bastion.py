@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isnan
+from math import isnan, sqrt
+from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -93,41 +94,48 @@ class Bastion(Joint):
         self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
     ) -> list[bool]:
         # The k best are the best k: all of them cost the same. Now and then a look at everybody, as in `drafts`.
-        if any(prospect is None for prospect in prospects):
-            return [True] * len(prospects)
         known = [prospect for prospect in prospects if prospect is not None]
-        tokens, doubt = (np.array(row) for row in zip(*((one.tokens, one.doubt) for one in known), strict=True))
-        tokens = tokens.mean() + self.apart * (tokens - tokens.mean())
-        order = np.argsort(-tokens, kind="stable")
-        gained = np.cumsum([0.0, *(tokens[order] - 1)]) + OPTIMISM * np.sqrt(np.cumsum([0.0, *doubt[order] ** 2]))
-        nodes = np.cumsum([0.0, *(known[i].nodes for i in order)]).round().astype(int)
-        nodes = np.minimum(nodes, len(costs.verify_s) - 1)
-        host = costs.aux_s[nodes]  # as learned, of however many are drafted for
-        host[0] = costs.plain_s - costs.verify_s[0]
-        seconds = np.asarray(draft_s) + host + costs.verify_s[nodes]
-        rate = (costs.requests + gained) / seconds
-        best, least = int(np.argmax(rate)), (1 + self.margin * min(costs.requests - 1, self.crowd)) * rate[0]
-        look = float(rate[-1] / max(rate[best], least))
-        if rate[best] < least:
+        if len(known) < len(prospects):
+            return [True] * len(prospects)
+        order = sorted(range(len(known)), key=lambda i: -known[i].tokens)
+        rates = self._rates([known[i] for i in order], costs, draft_s)
+        best, least = rates.index(max(rates)), (1 + self.margin * min(costs.requests - 1, self.crowd)) * rates[0]
+        look = rates[-1] / max(rates[best], least)
+        if rates[best] < least:
             best = 0
         if self._due(idle, look, costs.resume):
             best = len(known)
-        drafted = set(order[:best].tolist())
-        return [i in drafted for i in range(len(known))]
+        return [i in order[:best] for i in range(len(known))]
+
+    def _rates(self, prospects: Sequence[Prospect], costs: Costs, draft_s: Sequence[float]) -> list[float]:
+        """Tokens per second to hope for if the drafter runs for nobody, for the first, for the first two …"""
+        mean, most = sum(one.tokens for one in prospects) / len(prospects), len(costs.verify_s) - 1
+        tokens, variance, nodes = float(costs.requests), 0.0, 0.0
+        rates = [tokens / costs.plain_s]
+        for one, seconds in zip(prospects, draft_s[1:], strict=True):
+            tokens += mean + self.apart * (one.tokens - mean) - 1
+            variance += one.doubt**2
+            nodes += one.nodes
+            n = min(round(nodes), most)  # the host's part is as learned, of however many are drafted for
+            seconds += float(costs.aux_s[n] + costs.verify_s[n])
+            rates.append((tokens + OPTIMISM * sqrt(variance)) / seconds)
+        return rates
 
     def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
+        own = [mass.tolist() for mass in masses]
         # A calibrated mass may be above the one before it; the nodes of a tree still come in their order.
-        keys = np.concatenate([np.minimum.accumulate(mass) for mass in masses])
-        line = np.argsort(-keys, kind="stable")[: len(costs.verify_s) - 1]
-        owner = np.repeat(np.arange(len(masses)), [len(mass) for mass in masses])[line]
-        mass = np.concatenate(masses)[line].astype(np.float64)
-        seconds = costs.round_s[: 1 + len(line)]
-        rate = expected(mass, costs.requests) / seconds
-        own = np.cumsum(np.where(owner == np.arange(len(masses))[:, None], mass, 0.0), axis=1)  # [B, N]
-        slowest = 1 + (own.min(axis=0) if len(masses) == costs.requests else 0.0 * mass)
-        fair = np.append(True, slowest * costs.plain_s >= self.fairness * seconds[1:])
-        n = int(np.argmax(np.where(fair, rate, 0.0)))
-        return [int(count) for count in np.bincount(owner[:n], minlength=len(masses))]
+        line = [(-key, i) for i, mass in enumerate(own) for key in accumulate(mass, min)]
+        line = sorted(line, key=itemgetter(0))[: len(costs.verify_s) - 1]
+        seconds = costs.round_s[: 1 + len(line)].tolist()
+        tokens, sizes = [1.0] * costs.requests, [0] * len(masses)  # of each request
+        best, found = costs.requests / seconds[0], list(sizes)
+        for (_, i), s in zip(line, seconds[1:], strict=True):
+            tokens[i] += own[i][sizes[i]]
+            sizes[i] += 1
+            rate = sum(tokens) / s
+            if rate > best and min(tokens) * costs.plain_s >= self.fairness * s:
+                best, found = rate, list(sizes)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,12 @@ class Known:
         verify = 1.0 + 0.05 * np.arange(1 + n_max)
         return Costs(1.0, 0.2, np.zeros_like(verify), verify)
 
+    def draft_s(self, context: int) -> float:
+        return 0.2
+
+    def position_s(self, context: int) -> float:
+        return 0.0
+
     def predict(self, *_: object) -> dict[str, float]:
         return {}
 

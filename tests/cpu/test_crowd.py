@@ -38,7 +38,7 @@ def test_all_seats_are_taken_while_the_clock_runs() -> None:
     rooms = crowd.rooms(3, prompts, seed=1)
     for room in rooms.values():
         found = room.heard.result()
-        assert 72 <= found.tokens < 72 + 3 * 12 and found.users and found.seconds > 0
+        assert 396 <= found.tokens < 396 + 3 * 12 and found.users and found.seconds > 0
     assert rooms["autoregressive"].heard.result().width >= 3, "chunks of prompts and three roots"
 
 
