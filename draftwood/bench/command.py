@@ -143,7 +143,7 @@ def bench_serve(
         str, typer.Option(help="Comma-separated; plain decoding is always among them.")
     ] = "bastion,ddtree:8",
     prompts: Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; none: our own.")] = None,
-    turns: Annotated[int, typer.Option(help="Answers of each user.")] = 2,
+    turns: Annotated[int, typer.Option(help="Answers of each user, at least; 32 of all.")] = 2,
     repeats: Annotated[int, typer.Option(help="Passes of each method.")] = 3,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 0.0,
@@ -169,11 +169,11 @@ def bench_serve(
 
 
 def bench_grid(
-    out: Annotated[Path, typer.Option(help="Folder; cells that it holds are not measured again.")],
+    out: Annotated[Path, typer.Option(help="Folder; its cells are measured again only if open, with a higher --most.")],
     prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
-    most: Annotated[int | None, typer.Option(help="Prompts of a cell that its intervals leave open.")] = None,
+    most: Annotated[int | None, typer.Option(help="Prompts of a cell that fewer leave open.")] = None,
     max_new_tokens: MaxNewTokens = 64,
     cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from draftwood.bench.grid_table import (
     Cell,
     Place,
     budgets,
+    leaves_open,
     write_table,
 )
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
@@ -62,7 +62,7 @@ class GridOptions:
     cells: int | None = None  # only the first so many that are missing
     full: bool = False  # every context in every cell, three times as many
     seed: int = 0
-    most: int | None = None  # prompts of a cell of which `limit` leave open whether it holds; None: no more
+    most: int | None = None  # prompts of a cell of which fewer leave open whether it holds; None: no more
 
     def __post_init__(self) -> None:
         if min(self.limit, self.cells or 1) < 1 or self.max_new_tokens < 2:
@@ -188,11 +188,10 @@ def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int
     """`OURS`, and the methods of which intervals leave open on which side of its bound it is."""
     bounds = {PLAIN: LEAST_OF_PLAIN, **dict.fromkeys(budgets(ran), LEAST_OF_FIXED)}
 
-    def open_(method: str) -> bool:
-        low, high = over(totals, method, seed)[1] or (0.0, inf)
-        return low < bounds[method] <= high
+    def is_open(method: str) -> bool:
+        return leaves_open(over(totals, method, seed)[1], bounds[method])
 
-    return {m: engine for m, engine in ran.items() if m == OURS or (m in bounds and open_(m))}
+    return {m: engine for m, engine in ran.items() if m == OURS or (m in bounds and is_open(m))}
 
 
 def rate(total: Totals) -> float:
@@ -201,7 +200,8 @@ def rate(total: Totals) -> float:
 
 
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
-    """Measure what is missing and write groups.jsonl, grid.json and README.md into `options.out`."""
+    """Measure what is missing, or open where more prompts may be asked by now, and write groups.jsonl, grid.json and
+    README.md into `options.out`."""
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
@@ -215,14 +215,15 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         done = [Cell.of_json(row) for row in results.rows()]
     except (KeyError, TypeError):
         raise BadInput(f"--out {options.out} holds cells of another version; name another folder.") from None
-    todo = [place for place in places(list(sets), options.full) if place not in {c.place for c in done}]
+    settled = {c.place for c in done if not c.is_open or c.prompts >= len(sets[c.place.dataset])}
+    todo = [place for place in places(list(sets), options.full) if place not in settled]
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
     for number, place in enumerate(usable[: options.cells], 1):
         ahead = beside(whole, place.dataset, len(sets[place.dataset]))
         cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
-        done.append(cell)
+        done = [*(c for c in done if c.place != place), cell]
         results.add(place.name, [cell.to_json()])
         write_table(options.out, done)
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
@@ -241,7 +242,6 @@ def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOpti
         "device": str(target.device),
         "prompts": fingerprint([prompt for prompts in sets.values() for prompt in prompts]),
         "limit": options.limit,
-        "most": options.most,
         "max_new_tokens": options.max_new_tokens,
         "seed": options.seed,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class Cell:
     def holds(self) -> bool:
         return self.of_plain >= LEAST_OF_PLAIN and self.of_fixed >= LEAST_OF_FIXED
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an interval leaves open if it holds."""
+        return leaves_open(self.of_plain_interval, LEAST_OF_PLAIN) or leaves_open(
+            self.of_fixed_interval, LEAST_OF_FIXED
+        )
+
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = jsonable(asdict(self))
         return fields
@@ -63,6 +71,12 @@ class Cell:
     def of_json(cls, data: dict[str, Any]) -> Cell:
         widths = {int(width): count for width, count in data.pop("widths").items()}
         return cls(Place(**data.pop("place")), widths=widths, **data)
+
+
+def leaves_open(bounds: Sequence[float] | None, least: float) -> bool:
+    """Whether an interval, none if there is one prompt, has both sides of `least`."""
+    low, high = bounds or (0.0, inf)
+    return low < least <= high
 
 
 def budgets(methods: Iterable[str]) -> list[str]:

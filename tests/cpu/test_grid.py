@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,6 +223,33 @@ def test_without_a_drafter_there_is_nothing_to_compare(tmp_path: Path) -> None:
     llm = SimpleNamespace(drafter=None)
     with pytest.raises(BadInput, match="name one with --drafter"):
         run_grid(options, lambda: llm, Console(quiet=True))
+
+
+def test_open_cells_are_measured_again_with_more_prompts(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "CONTEXTS", (16,))
+    monkeypatch.setattr(race, "WARM_TOKENS", 4)
+    (tmp_path / "set.jsonl").write_text("\n".join(json.dumps({"turns": [f"question {i}"]}) for i in range(3)))
+
+    def go(most: int | None, cells: int | None = None) -> dict[Place, int]:
+        options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 1, 6, cells, most=most)
+        return {c.place: c.prompts for c in run_grid(options, lambda: tiny_llm(target), Console(quiet=True))}
+
+    assert sorted(go(None).values()) == [1] * 9, "one prompt leaves every cell open"
+    assert sorted(go(None, cells=9).values()) == [1] * 9
+    kept = (tmp_path / "out" / "groups.jsonl").read_text()
+    assert go(1) and kept == (tmp_path / "out" / "groups.jsonl").read_text(), "no more than were asked"
+    assert sorted(go(2, cells=1).values()) == [1] * 8 + [2]
+    asked = go(2)
+    assert sorted(asked.values()) == [2] * 9 and set(asked) == set(grid.places(["set"], full=False))
+
+
+def test_a_cell_is_open_while_an_interval_has_both_sides_of_a_bound() -> None:
+    cell = summarize(Place("s", 0.0, "good", 128), totals(1.0, 1.0, 1.0), [], 1.0, 0, 2)
+    assert not cell.is_open
+    assert replace(cell, of_plain_interval=(0.95, 1.2)).is_open and replace(cell, of_fixed_interval=(0.97, 1.2)).is_open
+    assert not replace(cell, of_fixed_interval=(0.9, 0.97)).is_open and replace(cell, of_fixed_interval=None).is_open
 
 
 def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
