@@ -212,10 +212,10 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")
     results = Results(options.out, conditions(llm, whole, options))
     try:
-        done = [Cell.of_json(row) for row in results.rows()]
+        done = {cell.place: cell for cell in map(Cell.of_json, results.rows())}
     except (KeyError, TypeError):
         raise BadInput(f"--out {options.out} holds cells of another version; name another folder.") from None
-    settled = {c.place for c in done if not c.is_open or c.prompts >= len(sets[c.place.dataset])}
+    settled = {place for place, c in done.items() if not c.is_open or c.prompts >= len(sets[place.dataset])}
     todo = [place for place in places(list(sets), options.full) if place not in settled]
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
@@ -223,12 +223,12 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     for number, place in enumerate(usable[: options.cells], 1):
         ahead = beside(whole, place.dataset, len(sets[place.dataset]))
         cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
-        done = [*(c for c in done if c.place != place), cell]
+        done[place] = cell
         results.add(place.name, [cell.to_json()])
-        write_table(options.out, done)
+        write_table(options.out, list(done.values()))
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
                       f"{cell.of_fixed:.3f}  ({cell.seconds:.0f} s)")  # fmt: skip
-    return done
+    return list(done.values())
 
 
 def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOptions) -> dict[str, Any]:
