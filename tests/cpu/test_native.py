@@ -274,6 +274,17 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatc
     assert "cannot be used" in build(tmp_path / "file", "some processor").reason
 
 
+def test_a_compiler_that_is_ended_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches it, too: another try with other flags would keep whoever pressed it waiting."""
+    ended = tmp_path / "cc"
+    ended.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/calls\nkill -KILL $$\n", encoding="utf-8")
+    ended.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(building, "can", lambda _: False)
+    assert "ended by signal 9" in build(tmp_path / "cache", "some processor").reason
+    assert (tmp_path / "calls").read_text().count("asked") == len(building.VARIANTS)
+
+
 @compiled
 def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truths = iter([False, True, False, False])
@@ -459,4 +470,4 @@ def test_every_variant_compiles_where_the_processor_can(
     monkeypatch.setattr(building, "FLAGS", [flags for flags in building.FLAGS if "-march=native" in flags])
     if variant == building.TILED and not processor.can(building.TILES):
         pytest.skip("no matrix units")
-    assert building._compile(building.shutil.which("cc"), variant, str(tmp_path / "ops.so")) is None
+    assert building._compile(building.shutil.which("cc"), variant, tmp_path / "ops.so") is None
