@@ -175,7 +175,7 @@ def bench_grid(
     limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
     most: Annotated[int | None, typer.Option(help="Prompts of a cell that fewer leave open.")] = None,
     max_new_tokens: MaxNewTokens = 64,
-    cells: Annotated[int | None, typer.Option(help="Measure only so many of the missing cells.")] = None,
+    cells: Annotated[int | None, typer.Option(help="Measure only so many cells, missing or open.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,
     target: Target = None,
     drafter: Drafter = None,

@@ -59,7 +59,7 @@ class GridOptions:
     prompts: Sequence[str] = ()  # sets: files or names
     limit: int = 8  # prompts of a cell
     max_new_tokens: int = 64
-    cells: int | None = None  # only the first so many that are missing
+    cells: int | None = None  # only the first so many that are missing or open
     full: bool = False  # every context in every cell, three times as many
     seed: int = 0
     most: int | None = None  # prompts of a cell of which fewer leave open whether it holds; None: no more

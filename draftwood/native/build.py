@@ -157,28 +157,19 @@ def _compile_best(compiler: str, library: Path) -> str | None:
     The file appears whole or not at all, whoever else compiles it meanwhile.
     """
     variants = (*VARIANTS, TILED) if can(TILES) else VARIANTS
-    drafts, best, least = [_draft(library) for _ in variants], None, inf
-    try:
+    best, least = None, inf
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        drafts = [Path(folder) / f"{place}.so" for place in range(len(variants))]
         with ThreadPoolExecutor(len(variants)) as pool:  # of compilers: they take seconds each, on a core each
             failed = list(pool.map(_compile, repeat(compiler), variants, drafts))
-        said = next(filter(None, failed), None)
         for draft, failure in zip(drafts, failed, strict=True):
             if failure is None and (seconds := _trial_s(draft)) < least:
                 best, least = draft, seconds
-        if best is None:
-            return f"{compiler} failed: {said}" if said else f"what {compiler} made of them multiplies wrongly"
-        os.replace(best, library)
-        return None
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-
-
-def _draft(library: Path) -> Path:
-    """A new file beside it."""
-    handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
-    return Path(name)
+        if best is not None:
+            os.replace(best, library)
+            return None
+    said = next(filter(None, failed), None)
+    return f"{compiler} failed: {said}" if said else f"what {compiler} made of them multiplies wrongly"
 
 
 def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:

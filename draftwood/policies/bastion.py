@@ -105,7 +105,8 @@ class Bastion(Joint):
             best = 0
         if self._due(idle, look, costs.resume):
             best = len(known)
-        return [i in order[:best] for i in range(len(known))]
+        drafted = set(order[:best])
+        return [i in drafted for i in range(len(known))]
 
     def _rates(self, prospects: Sequence[Prospect], costs: Costs, draft_s: Sequence[float]) -> list[float]:
         """Tokens per second to hope for if the drafter runs for nobody, for the first, for the first two …"""
@@ -128,13 +129,12 @@ class Bastion(Joint):
         line = sorted(line, key=itemgetter(0))[: len(costs.verify_s) - 1]
         seconds = costs.round_s[: 1 + len(line)].tolist()
         tokens, sizes = [1.0] * costs.requests, [0] * len(masses)  # of each request
-        best, found = costs.requests / seconds[0], list(sizes)
+        emitted, best, found = float(costs.requests), costs.requests / seconds[0], list(sizes)
         for (_, i), s in zip(line, seconds[1:], strict=True):
-            tokens[i] += own[i][sizes[i]]
-            sizes[i] += 1
-            rate = sum(tokens) / s
-            if rate > best and min(tokens) * costs.plain_s >= self.fairness * s:
-                best, found = rate, list(sizes)
+            gain = own[i][sizes[i]]
+            tokens[i], emitted, sizes[i] = tokens[i] + gain, emitted + gain, sizes[i] + 1
+            if emitted / s > best and min(tokens) * costs.plain_s >= self.fairness * s:
+                best, found = emitted / s, list(sizes)
         return found
 
 
