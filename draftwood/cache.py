@@ -111,7 +111,6 @@ class Row:
         """Keep the first `tokens` of the tokens just written (a prompt chunk, or a root and its chain)."""
         self.length += tokens
 
-    @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
         kept = 0  # nodes that lie where they belong
@@ -125,7 +124,11 @@ class Row:
         """Gather slots `source` into the slots from `start` on; read before written, so overlap is safe."""
         if self._addresses is not None and self.keys[0] is not None:  # a compiled forward has asked where they are
             slots.move(self._addresses, self.keys[0], source, start)
-            return
+        else:
+            self._gather(source, start)
+
+    @torch.inference_mode()
+    def _gather(self, source: list[int], start: int) -> None:
         for kept in (self.keys, self.values):
             tensors = [states for states in kept if states is not None]
             if slots.takes(tensors):

@@ -144,8 +144,12 @@ class Lean:
 
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens, their keys and values into `cache`."""
-        if isinstance(self.native, Native):
+        if isinstance(self.native, Native):  # outside of PyTorch's inference mode, which takes a while to enter
             return self._verify_natively(self.native, plan, cache)
+        return self._verify(plan, cache)
+
+    @torch.inference_mode()
+    def _verify(self, plan: Plan, cache: KVCache) -> Verified:
         self.rotary.reserve(max(part.context + part.size for part in plan.segments))
         plan = replace(plan, alone=self.invariant)
         return self.forward(plan.tokens, plan.positions, partial(self._attend, plan, cache), plan.wanted)
@@ -168,7 +172,7 @@ class Lean:
         """`forward` by compiled operators."""
         rows = [cache.rows[part.row] for part in plan.segments]
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(self._nothing) for row in rows])
-        return native.run(plan.tokens, plan.positions, parts, tuple(self._taps), plan.wanted)
+        return native.run(plan.ids, plan.places, parts, tuple(self._taps), plan.wanted)
 
     @property
     def exact_cache(self) -> bool:

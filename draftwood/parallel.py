@@ -8,7 +8,7 @@ process alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -102,7 +102,7 @@ class Group:
 
     def listening(self) -> Any:
         """A context in which the loss of another process, noticed in a forward, becomes one sentence."""
-        return _heard(self.rank, self.size)
+        return _heard(self.rank, self.size) if self.size > 1 else nullcontext()
 
     def close(self) -> None:
         """Part in peace, all together."""

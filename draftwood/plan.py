@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import ClassVar, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwood.native.candidates import Rows
 from draftwood.tree import Bools, Ints, Tree
 
 
@@ -98,21 +100,32 @@ class Visibility(Protocol):
     def sight(self, index: int) -> Sight: ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """Positions, slots and masks of one forward over `[sum N]` tokens."""
 
     ahead: ClassVar[bool] = False
     static: ClassVar[bool] = False
 
-    tokens: Tensor  # [sum N]
-    positions: Tensor  # [sum N] context length + depth
+    ids: Ints  # [sum N]
+    places: Ints  # [sum N] context length + depth
     segments: list[Segment]
     dtype: torch.dtype
+    device: torch.device
     wanted: Tensor | None = None  # [W] tokens whose logits are asked for; None: all of them
     alone: bool = False  # see `Sight`
     _masks: dict[tuple[int, int | None, int], Tensor | None] = field(default_factory=dict)
     _sights: dict[int, Sight] = field(default_factory=dict)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """`ids` on the device."""
+        return _moved(self.ids, self.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """`places` there."""
+        return _moved(self.places, self.device)
 
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None:
         """Additive mask of segment `index`, `[groups * N, context + N]`: rows repeat for each folded query head."""
@@ -124,14 +137,14 @@ class Plan:
     def sight(self, index: int) -> Sight:
         """What segment `index` sees, for kernels that build no mask."""
         if index not in self._sights:
-            self._sights[index] = Sight.of(self.segments[index], self.tokens.device, self.alone)
+            self._sights[index] = Sight.of(self.segments[index], self.device, self.alone)
         return self._sights[index]
 
     def _build(self, index: int, window: int | None, groups: int) -> Tensor | None:
         seen = self.segments[index].sees(window)
         if seen is None or seen.all():
             return None
-        allowed = torch.from_numpy(seen).to(self.tokens.device)
+        allowed = torch.from_numpy(seen).to(self.device)
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=allowed.device)
         return mask.masked_fill_(~allowed, -torch.inf).repeat(groups, 1)
 
@@ -142,6 +155,7 @@ class Verified:
 
     logits: Tensor  # [sum N, V]; [W, V] where the plan wants W of them
     taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
+    rows: Rows | None = None  # of the logits, where that is known
 
 
 def make_plan(
@@ -162,14 +176,17 @@ def make_plan(
         visible, stop = None if tree.is_chain else tree.ancestors(), start + len(tree.tokens)
         segments.append(Segment(row, start, stop, context, np.ascontiguousarray(tree.depths, np.int64), visible))
         start = stop
-    tokens = _joined([tree.tokens for tree in trees], device)
-    positions = _joined([part.context + part.depths for part in segments], device)
-    return Plan(tokens, positions, segments, dtype, _wanted(segments, known, device) if any(known) else None)
+    ids = _joined([tree.tokens for tree in trees])
+    places = _joined([part.context + part.depths for part in segments])
+    return Plan(ids, places, segments, dtype, device, _wanted(segments, known, device) if any(known) else None)
 
 
-def _joined(parts: Sequence[Ints], device: torch.device) -> Tensor:
-    flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return torch.from_numpy(np.ascontiguousarray(flat, np.int64)).to(device)  # a drafter may give other integers
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _moved(numbers: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(device)  # a drafter may give other integers
 
 
 def _wanted(segments: Sequence[Segment], known: Sequence[bool], device: torch.device) -> Tensor:

@@ -20,7 +20,8 @@ from draftwood.drafters import base
 from draftwood.errors import BadModel
 from draftwood.foresight import foreseen
 from draftwood.memory import require_request
-from draftwood.native import candidates as compiled
+from draftwood.native.candidates import Rows
+from draftwood.native.slots import picked
 from draftwood.plan import Verified
 from draftwood.request import Part, Request
 from draftwood.sampling import Sampler
@@ -99,6 +100,7 @@ class HostRounds:
 
     def __init__(self, target: Target, drafter: base.Drafter | None) -> None:
         self._target, self._drafter = target, drafter
+        self._learner = drafter if isinstance(drafter, base.Learner) else None
         self._cache = KVCache(target.num_layers, [])
         self._prefixes: dict[Request, Prefix] = {}
         self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
@@ -166,38 +168,34 @@ class HostRounds:
         assert self._verified is not None, "settle follows verify"
         parts, result = self._verified
         with clock("accept"):
-            rows = [1 if part.known else part.size for part in parts]
-            logits = result.logits.split(rows) if len(parts) > 1 else [result.logits]
-            verdicts = self._target.group.decide(
-                lambda: [_judge(part, rows) for part, rows in zip(parts, logits, strict=True)]
-            )
+            verdicts = self._target.group.decide(lambda: _verdicts(parts, result))
         with clock("commit"):
             start = 0
             for part, verdict in zip(parts, verdicts, strict=True):
-                self._commit(part, verdict, _rows(result.taps, slice(start, start + part.size)))
+                self._commit(part, verdict, result.taps, start)
                 start += part.size
-        if isinstance(self._drafter, base.Learner) and self._drafter.listens:
+        if self._learner is not None and self._learner.listens:
             with clock("observe"):
                 tokens, rows = _committed(parts, verdicts, self._drafted)
                 if tokens:
                     first, end = rows[0], rows[-1] + 1
                     whole = rows == list(range(first, end))  # mostly, and then nothing need be copied
-                    self._drafter.learn(tokens, result.logits[first:end] if whole else result.logits[rows])
+                    self._learner.learn(tokens, result.logits[first:end] if whole else result.logits[rows])
         return verdicts
 
-    def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None) -> None:
-        prefix, tokens = self._prefixes[part.request], part.tree.tokens
+    def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None, start: int) -> None:
+        """`taps` are those of the whole forward, and the part's begin at `start`."""
+        row = self._prefixes[part.request].row
+        nodes: Sequence[int] = range(part.size)
         if part.known:
-            prefix.row.advance(part.size)
+            row.advance(part.size)
         else:
             assert verdict is not None
-            size = 1 + len(verdict.path)
-            kept = slice(0, size) if verdict.path == list(range(1, size)) else [0, *verdict.path]
-            prefix.row.commit(verdict.path)
-            tokens, taps = tokens[kept], _rows(taps, kept)
+            nodes = [0, *verdict.path]
+            row.commit(verdict.path)
         if self._drafter is not None:
-            untold = self._untold.setdefault(part.request, [])
-            untold.append((tokens.tolist(), taps))
+            untold, tokens = self._untold.setdefault(part.request, []), part.tree.tokens.tolist()
+            untold.append(([tokens[node] for node in nodes], _taps_of(taps, start, nodes)))
             if part.known or self._drafted or len(untold) == MOST_UNTOLD:  # beside drafts, taps are a part of many
                 self._tell(part.request)
 
@@ -212,9 +210,13 @@ class HostRounds:
         self._drafter.extend(self._prefixes[request].state, tokens, joined)
 
 
-def _rows(taps: Tensor | None, rows: slice | list[int]) -> Tensor | None:
-    """Some rows; often these are all, and then nothing is sliced: an operator takes longer than the check."""
-    return taps if taps is None or rows == slice(0, len(taps)) else taps[rows]
+def _taps_of(taps: Tensor | None, start: int, nodes: Sequence[int]) -> Tensor | None:
+    """Of some nodes of the part whose taps begin at `start`; of all of it where these are a range."""
+    if taps is None or len(nodes) == taps.shape[0]:
+        return taps
+    if isinstance(nodes, range):
+        return taps[start : start + len(nodes)]
+    return picked(taps, [start + node for node in nodes])
 
 
 def grown(request: Request, draft: Draft) -> Tree:
@@ -249,14 +251,21 @@ def _committed(
     return tokens, rows
 
 
-def _judge(part: Part, logits: Tensor) -> Verdict | None:
+def _verdicts(parts: Sequence[Part], result: Verified) -> list[Verdict | None]:
+    if len(parts) == 1:
+        return [_judge(parts[0], result.logits, result.rows or Rows.of(result.logits))]
+    each = result.logits.split([1 if part.known else part.size for part in parts])
+    return [_judge(part, logits, Rows.of(logits)) for part, logits in zip(parts, each, strict=True)]
+
+
+def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
     """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
     if part.known and not part.ends_prompt:
         return None
     top = part.request.likelihoods
-    verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request.sampler, logits)
+    verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request.sampler, logits, rows)
     if _heeds(part):
-        verdict = replace(verdict, confidence=confidence(logits, [0, *verdict.path]))
+        verdict = replace(verdict, confidence=_confidence(logits, rows, [0, *verdict.path]))
     if top is None:
         return verdict
     return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
@@ -268,20 +277,19 @@ def _heeds(part: Part) -> bool:
     return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 4 == 0
 
 
-def _accepted(tree: Tree, sampler: Sampler, logits: Tensor) -> Verdict:
+def _accepted(tree: Tree, sampler: Sampler, logits: Tensor, rows: Rows | None) -> Verdict:
     """What the target draws at the nodes that are visited: few are, of a wide tree."""
-    if sampler.shaped or not compiled.takes(logits):
+    if sampler.shaped or rows is None:
         return accept(tree, lambda node, path: sampler.draw(logits[node], path))
-    keys = None if sampler.plain else sampler.keys(0, len(tree.tokens))  # no node is deeper
-    *path, bonus = compiled.walk(logits, tree, sampler.sampling, keys)
-    return Verdict(path, tree.tokens[path].tolist(), bonus)
+    # No node is deeper than there are nodes.
+    return rows.walk(tree, sampler.sampling, None if sampler.plain else sampler.keys(0, len(tree.tokens)))
 
 
-def confidence(logits: Tensor, rows: Sequence[int]) -> float:
-    """The probability of the likeliest token, on average of some rows of `logits` [N, V]."""
-    if compiled.takes(logits):
-        return sum(compiled.confidence(logits, row) for row in rows) / len(rows)
-    return float(torch.softmax(logits[rows].float(), -1).amax(-1).mean())
+def _confidence(logits: Tensor, rows: Rows | None, nodes: Sequence[int]) -> float:
+    """The probability of the likeliest token, on average of some nodes."""
+    if rows is not None:
+        return sum(map(rows.confidence, nodes)) / len(nodes)
+    return float(torch.softmax(logits[nodes].float(), -1).amax(-1).mean())
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:

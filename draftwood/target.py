@@ -206,7 +206,6 @@ class Target:
         contexts = [cache.rows[row].length for row in rows]
         return make_plan(trees, contexts, self.dtype, self.device, rows, known)
 
-    @torch.inference_mode()
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens. Their keys and values lie in the cache, uncommitted."""
         cache.place(plan)

@@ -84,6 +84,7 @@ class Universal:
         self._taps.remove()
         self.model.set_attn_implementation(self._usual_attention)
 
+    @torch.inference_mode()
     def verify(self, plan: Plan, cache: KVCache) -> Verified:
         """One forward over the plan's tokens."""
         out = self.model(

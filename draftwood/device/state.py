@@ -70,6 +70,7 @@ class Report:
         self.tree_mail = Mail(sum(sizes), device)
         tree, self._count = self.tree_mail.buffer.split(sizes)
         self._tree = tree.view(4, 1 + nodes)  # tokens, parents, depths, bits of the masses
+        self._grown = self.tree_mail.rows(self._tree), self.tree_mail.rows(self._count)
         self.verdict_mail = Mail(depth + 2, device)
         self._path, self._accepted, self._bonus = self.verdict_mail.buffer.split([depth, 1, 1])
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -100,15 +101,14 @@ class Report:
     def tree(self) -> Tree:
         """The tree that was sent last; waits for it."""
         self.tree_mail.wait()
-        rows = self.tree_mail.rows
-        tokens, parents, depths, bits = rows(self._tree)[:, : 1 + int(rows(self._count)[0])]
-        parents = parents.astype(np.int64)
+        rows, count = self._grown
+        rows = rows[:, : 1 + int(count[0])]
+        tokens, parents, depths = rows[:3].astype(np.int64)  # all at once: the device waits for it
         parents[0] = -1
-        return Tree(tokens.astype(np.int64), parents, depths.astype(np.int64), bits.copy().view(np.float32))
+        return Tree(tokens, parents, depths, rows[3].copy().view(np.float32))
 
     def verdict(self, tree: Tree) -> Verdict:
         """What the last walk that was sent made of `tree`; waits for it."""
-        self.verdict_mail.wait()
-        rows = self.verdict_mail.rows
-        path = rows(self._path)[: int(rows(self._accepted)[0])].tolist()
-        return Verdict(path, tree.tokens[path].tolist(), int(rows(self._bonus)[0]))
+        *path, accepted, bonus = self.verdict_mail.values()
+        path, tokens = path[:accepted], tree.tokens.tolist()
+        return Verdict(path, [tokens[node] for node in path], bonus)

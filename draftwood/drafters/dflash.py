@@ -28,6 +28,7 @@ from draftwood.errors import BadInput
 from draftwood.latency import Work
 from draftwood.native.block import Behind, Blocks
 from draftwood.native.forward import Ends
+from draftwood.native.slots import put
 from draftwood.noise import Ahead
 from draftwood.packing import linear
 from draftwood.rotary import Rotary
@@ -60,12 +61,12 @@ class DFlashState:
 
     def wait(self, taps: Tensor) -> None:
         """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse; at most PENDING with those before."""
-        end = self.waiting + len(taps)
+        end = self.waiting + taps.shape[0]
         if end > len(self.pending):
             room = self.pending.new_empty(PENDING, self.pending.shape[1])
             room[: self.waiting] = self.pending[: self.waiting]
             self.pending = room
-        self.pending[self.waiting : end] = taps
+        put(taps, self.pending, self.waiting)
         self.waiting = end
 
     def reserve(self, slots: int) -> None:
@@ -79,12 +80,8 @@ class DFlashState:
     def _take(self, kv: Tensor) -> None:
         self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
         layers, kinds = np.ogrid[: len(kv), :2]
-        self._offsets: Ints = kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
-
-    @property
-    def addresses(self) -> Ints:
-        """`[layers, 2]`: where the keys and values of each layer begin. Not kept: states are copied."""
-        return self.kv.data_ptr() + self._offsets
+        # [layers, 2]: where the keys and values of each layer begin.
+        self.addresses: Ints = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
 
 
 class DFlashDrafter(Placeable, Weighed, Carded):
@@ -149,7 +146,6 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             pending=like.new_empty(PENDING, self.config.tap_width),
         )
 
-    @torch.inference_mode()
     def extend(self, state: DFlashState, tokens: list[int], taps: Tensor | None) -> None:
         """Append context tokens with their taps `[M, taps * hidden]`, in the order of `tap_layers`."""
         assert taps is not None and taps.shape == (len(tokens), self.config.tap_width), (
@@ -272,6 +268,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             waiting, state.waiting = state.waiting, 0
             self._project(state, state.pending, waiting)
 
+    @torch.inference_mode()
     def _project(self, state: DFlashState, taps: Tensor, count: int) -> None:
         """Store what the drafter reads of the first `count` of taps `[M, taps * hidden]`."""
         state.reserve(state.projected + count + self.config.block_size)

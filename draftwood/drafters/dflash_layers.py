@@ -82,8 +82,8 @@ class NativeLayers:
         blocks = np.arange(len(states))[:, None]
         positions = np.array(contexts)[:, None] + gap + steps
         wanted = blocks * size + np.arange(1, 1 + depth)
-        ids, places, rows = (torch.from_numpy(part.ravel()) for part in (np.array(tokens), positions, wanted))
-        return self._native.run(ids, places, _parts(segments, states, gap), wanted=rows).logits
+        rows = torch.from_numpy(wanted.ravel())
+        return self._native.run(np.array(tokens), positions.ravel(), _parts(segments, states, gap), wanted=rows).logits
 
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
         return Blocks(self._native, self._fused, ids, tables) if self._native.whole and self._fused else None

@@ -104,7 +104,16 @@ class Built:
 
 def address(array: NDArray[Any] | None) -> ctypes.c_void_p:
     """Where numbers begin that an operator is to read or to write; null for None. Keep the array until it has."""
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
+    if array is None:
+        return ctypes.c_void_p(None)
+    buffer: Any = array
+    try:
+        return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+    except (
+        TypeError,
+        ValueError,
+    ):  # nobody may write, it is not in line, or empty: where caches are cold, twice as long
+        return ctypes.c_void_p(array.ctypes.data)
 
 
 def operators() -> Built:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.accept import Verdict
 from draftwood.errors import BadModel
 from draftwood.native.build import library, operators
 from draftwood.noise import Ahead
 from draftwood.sampling import Sampling
 from draftwood.tree import Ints, Tree
+
+NUMBER = torch.bfloat16.itemsize
 
 
 def takes(logits: Tensor) -> bool:
@@ -21,27 +25,44 @@ def takes(logits: Tensor) -> bool:
     return logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and operators().library is not None
 
 
-def walk(logits: Tensor, tree: Tree, sampling: Sampling, keys: Ints | None) -> list[int]:
-    """The nodes of a tree that the target accepts and the token that it writes behind them, as `accept` has it.
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Where rows of logits `[N, V]` lie. Behind a forward caches are cold: a question to a tensor takes as long as to
+    look for a row's largest number."""
 
-    Of its logits `[1 + N, V]`, under the `keys` of draws to come (`noise.py`), one for each depth and one more; None at
-    temperature 0.
-    """
-    logits, numbers = _in_line(logits), c_int64 * len(tree.tokens)  # arrays of ctypes: numpy's addresses take long
-    rules = None if sampling.greedy else byref(_Rules.of(sampling, logits.shape[1]))
-    rows = c_void_p(logits.data_ptr()), c_int64(logits.stride(0)), c_int64(logits.shape[1])
-    nodes, path = (numbers(*tree.tokens.tolist()), numbers(*tree.parents.tolist()), c_int64(len(tree))), numbers()
-    count = library().walk(*rows, *nodes, rules, None if keys is None else numbers(*keys.tolist()), path)
-    if count < 0:
-        raise BadModel(f"A draw from {logits.shape[1]} tokens found no memory.")
-    return path[: 1 + count]
+    held: Tensor  # what lies there
+    begin: int  # an address
+    pace: int  # numbers from one row to the next
+    vocab: int
 
+    @classmethod
+    def of(cls, logits: Tensor) -> Rows | None:
+        """None where the compiled operators do not serve them."""
+        if not takes(logits):
+            return None
+        held = logits if logits.stride(1) == 1 else logits.contiguous()
+        return cls(held, held.data_ptr(), held.stride(0), held.shape[1])
 
-def confidence(logits: Tensor, row: int) -> float:
-    """The probability of the likeliest token of a row, to about a percent."""
-    logits = _in_line(logits)
-    share: float = library().confidence(*_row(logits, row))
-    return share
+    def walk(self, tree: Tree, sampling: Sampling, keys: Ints | None) -> Verdict:
+        """What the target makes of a tree of N - 1 nodes, as `accept` has it.
+
+        Under the `keys` of draws to come (`noise.py`), one for each depth and one more; None at temperature 0.
+        """
+        tokens, size = tree.tokens.tolist(), len(tree)
+        numbers = c_int64 * (1 + size)  # arrays of ctypes: numpy's addresses take long
+        rules = None if sampling.greedy else byref(_Rules.of(sampling, self.vocab))
+        nodes, found = (numbers(*tokens), numbers(*tree.parents.tolist()), c_int64(size)), numbers()
+        own = None if keys is None else numbers(*keys.tolist())
+        count = library().walk(c_void_p(self.begin), c_int64(self.pace), c_int64(self.vocab), *nodes, rules, own, found)
+        if count < 0:
+            raise BadModel(f"A draw from {self.vocab} tokens found no memory.")
+        *path, bonus = found[: 1 + count]
+        return Verdict(path, [tokens[node] for node in path], bonus)
+
+    def confidence(self, row: int) -> float:
+        """The probability of the likeliest token of a row, to about a percent."""
+        share: float = library().confidence(c_void_p(self.begin + NUMBER * row * self.pace), c_int64(self.vocab))
+        return share
 
 
 def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
@@ -64,14 +85,6 @@ class _Rules(Structure):
     @classmethod
     def of(cls, sampling: Sampling, vocab: int) -> _Rules:
         return cls(sampling.temperature, sampling.top_k or vocab, sampling.top_p, sampling.min_p)
-
-
-def _in_line(logits: Tensor) -> Tensor:
-    return logits if logits.stride(1) == 1 else logits.contiguous()
-
-
-def _row(logits: Tensor, row: int) -> tuple[c_void_p, c_int64]:
-    return c_void_p(logits.data_ptr() + row * logits.stride(0) * logits.itemsize), c_int64(logits.shape[1])
 
 
 def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | None = None) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_float, c_int64, c_void_p, pointer
+from ctypes import Array, byref, c_float, c_int64, c_void_p, pointer
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
 from draftwood.native import records
 from draftwood.native.build import Built, address, operators
+from draftwood.native.candidates import Rows
 from draftwood.native.records import NOWHERE, TAP, Parts, Table, at
 from draftwood.packing import LEAST_ROWS, panels_of
 from draftwood.plan import Verified
 from draftwood.rotary import Rotary
+from draftwood.tree import Ints
 
 LANES = 16  # the most of native.h
 MOST_DIM = 512  # as in native.h
@@ -111,29 +113,37 @@ class Native:
 
     def run(
         self,
-        tokens: Tensor,
-        positions: Tensor,
+        tokens: Ints,
+        positions: Ints,
         parts: Parts,
         tapped: Sequence[int] = (),
         wanted: Tensor | None = None,
     ) -> Verified:
         """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and what the layers
         `tapped` gave."""
-        cosines, sines = self._tables(parts.longest)
         if self._table is None:
-            return self._run_apart(tokens, cosines[positions], sines[positions], parts, tapped, wanted)
+            return self._run_apart(tokens, positions, parts, tapped, wanted)
+        cosines, sines = self._tables(parts.longest)
+        numbers = c_int64 * len(tokens)  # not numpy's addresses or tensors of them, which take longer
         rows, hidden, like = len(tokens), len(self._ends.norm), self._ends.norm
         taps = like.new_empty(rows, len(tapped) * hidden) if tapped else None
         tapping = self._tapping(tuple(tapped), self._table)
         wants = rows if wanted is None else len(wanted)
         out = like.new_empty(wants, self._around.vocab)
+        found = Rows(out, out.data_ptr(), self._around.vocab, self._around.vocab)
         if self.built.functions.forward(
-            tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around), at(tokens),
-            at(positions), c_int64(rows), at(cosines), at(sines), *parts.everywhere(), at(taps),
-            tapping.last, c_int64(len(tapped) * hidden), at(wanted), c_int64(wants), at(out), _threads(),
+            tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around),
+            numbers(*tokens.tolist()), numbers(*positions.tolist()), c_int64(rows), at(cosines), at(sines),
+            *parts.everywhere(), at(taps), tapping.last, c_int64(len(tapped) * hidden), at(wanted), c_int64(wants),
+            c_void_p(found.begin), _threads(),
         ):  # fmt: skip
             raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
-        return Verified(out if self._head else self._ends.head(out), taps)
+        return Verified(out, taps, found) if self._head else Verified(self._headed(out), taps)
+
+    @torch.inference_mode()
+    def _headed(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._ends.head(hidden)
+        return logits
 
     def _tapping(self, tapped: tuple[int, ...], table: Table) -> _Tapping:
         if tapped not in self._tappings:
@@ -144,12 +154,16 @@ class Native:
             self._tappings[tapped] = _Tapping(bound, address(bound), c_int64(places[-1]))
         return self._tappings[tapped]
 
+    @torch.inference_mode()
     def _run_apart(
-        self, tokens: Tensor, cos: Tensor, sin: Tensor, parts: Parts, tapped: Sequence[int], wanted: Tensor | None
+        self, tokens: Ints, positions: Ints, parts: Parts, tapped: Sequence[int], wanted: Tensor | None
     ) -> Verified:
         """`run` around products that are not compiled."""
         rows, ends, delta = len(tokens), self._ends, None
-        x = ends.embed(F.pad(tokens, (0, max(0, LEAST_ROWS - rows))))
+        places = torch.from_numpy(np.ascontiguousarray(positions, np.int64))
+        cos, sin = (table[places] for table in self._tables(parts.longest))
+        ids = torch.from_numpy(np.ascontiguousarray(tokens, np.int64))
+        x = ends.embed(F.pad(ids, (0, max(0, LEAST_ROWS - rows))))
         taps = x.new_empty(len(x), len(tapped), x.shape[1])
         into = {layer + 1: taps[:, place] for place, layer in enumerate(tapped)}
         for i, (layer, sight) in enumerate(zip(self._layers, self._sights, strict=True)):
@@ -198,7 +212,7 @@ class Native:
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        where: tuple[c_void_p, c_int64],
+        where: tuple[Array[c_int64], c_int64],
         longest: int,
         window: int | None,
     ) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, addressof, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -14,9 +16,11 @@ from draftwood.decoder import Layer, Sight
 from draftwood.native.build import address
 from draftwood.packing import panels_of
 from draftwood.plan import Segment
+from draftwood.tree import Bools
 
 TAP = -1  # the column of a table of layers that says where taps go
 NOWHERE = -1
+COLUMNS = 9  # of `Part` in native.h
 
 Table: TypeAlias = NDArray[np.int64]
 
@@ -88,25 +92,38 @@ class Parts:
         begin. Positions go on `gap` behind the context."""
         self._addresses = addresses[0][:, None] if len(addresses) == 1 else np.stack(addresses, 1)
         self.longest = max(part.context + gap + part.size for part in segments)
-        self._kept = [(p.depths, None if p.visible is None else np.ascontiguousarray(p.visible)) for p in segments]
-        masks = [0 if visible is None else visible.ctypes.data for _, visible in self._kept]
-        self._table = np.array(
-            [
-                (0, 0, mask, part.depths.ctypes.data, part.start, part.size, room, part.context, 0)
-                for part, mask, room in zip(segments, masks, capacities, strict=True)
-            ],
-            np.int64,
-        )
+        self._kept = [_Kept.of(part) for part in segments]
+        rows = [
+            (0, 0, kept.mask, addressof(kept.depths), part.start, part.size, room, part.context, 0)
+            for part, kept, room in zip(segments, self._kept, capacities, strict=True)
+        ]
+        self._count, self._table = len(rows), (c_int64 * (COLUMNS * len(rows)))(*chain.from_iterable(rows))
 
-    def everywhere(self) -> tuple[c_void_p, c_int64, c_void_p]:
+    def everywhere(self) -> tuple[Array[c_int64], c_int64, c_void_p]:
         """The table, its length, and where each layer's slots are."""
-        return address(self._table), c_int64(len(self._table)), address(self._addresses)
+        return self._table, c_int64(self._count), address(self._addresses)
 
-    def at(self, layer: int, whole: bool) -> tuple[c_void_p, c_int64]:
+    def at(self, layer: int, whole: bool) -> tuple[Array[c_int64], c_int64]:
         """The table with the slots of one layer, and its length."""
-        self._table[:, :2] = self._addresses[layer]
-        self._table[:, -1] = whole
-        return self.everywhere()[:2]
+        for row, slots in enumerate(self._addresses[layer].tolist()):
+            self._table[COLUMNS * row : COLUMNS * row + 2] = slots
+            self._table[COLUMNS * row + COLUMNS - 1] = whole
+        return self._table, c_int64(self._count)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """What a row of the table says where it is."""
+
+    depths: Array[c_int64]
+    visible: Bools | None
+    mask: int  # where it begins; 0 for None
+
+    @classmethod
+    def of(cls, part: Segment) -> _Kept:
+        visible = None if part.visible is None else np.ascontiguousarray(part.visible)
+        # Arrays of ctypes: behind a forward, where caches are cold, numpy takes longer to make them and to find them.
+        return cls((c_int64 * part.size)(*part.depths.tolist()), visible, address(visible).value or 0)
 
 
 def at(tensor: Tensor | None, row: int = 0) -> c_void_p:

@@ -49,8 +49,15 @@ class Costs:
 
     def stepped(self, widths: Sequence[int]) -> Costs:
         """The same where only these numbers of tokens can run (ascending, the last at least n_max + 1)."""
-        ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
-        return replace(self, verify_s=self.verify_s[ran - 1])
+        widths = tuple(widths)
+        if widths not in self._stepped:
+            ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
+            self._stepped[widths] = replace(self, verify_s=self.verify_s[ran - 1])
+        return self._stepped[widths]
+
+    @cached_property
+    def _stepped(self) -> dict[tuple[int, ...], Costs]:
+        return {}  # rounds of one price ask again and again
 
     def beside(self, tokens: int, requests: int = 1, read: int = 0) -> Costs:
         """The same for nodes of a batch whose forward holds `tokens` besides, and reads `read` tokens of prompts.

@@ -19,7 +19,7 @@ from draftwood.grow import grow
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import confidence, drawn_each, takes, walk
+from draftwood.native.candidates import Rows, drawn_each, takes
 from draftwood.native.chances import chances
 from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
@@ -40,7 +40,13 @@ TEXT = [int(t) for t in torch.randint(0, 97, (90,), generator=torch.Generator().
 
 def drawn(logits: torch.Tensor, row: int, sampling: Sampling, key: int = 0) -> int:
     """From a row alone."""
-    return walk(logits[row : row + 1], root_only(0), sampling, np.array([key]))[-1]
+    return rows_of(logits[row : row + 1]).walk(root_only(0), sampling, np.array([key])).bonus
+
+
+def rows_of(logits: torch.Tensor) -> Rows:
+    rows = Rows.of(logits)
+    assert rows is not None
+    return rows
 
 
 def choice(logits: torch.Tensor, row: int) -> int:
@@ -389,7 +395,7 @@ def test_a_walk_is_that_of_accept(seed: int) -> None:
     logits = torch.from_numpy(rng.normal(0, 2, (len(tree.tokens), size))).bfloat16()
     under = keys(seed, 0, 1 + int(tree.depths.max()))
     expected = accept(tree, lambda node, path: drawn(logits, node, sampling, int(under[len(path)])))
-    assert walk(logits, tree, sampling, under) == [*expected.path, expected.bonus]
+    assert rows_of(logits).walk(tree, sampling, under) == expected
 
 
 @compiled
@@ -409,10 +415,10 @@ def test_confidence_is_the_largest_probability_to_about_a_percent(size: int) -> 
     logits = (torch.randn(4, size, generator=torch.Generator().manual_seed(5)) * 4).bfloat16()
     logits[2, 1:] = -torch.inf
     truth = logits.double().softmax(-1).amax(-1).tolist()
-    apart = torch.stack([logits, logits], -1).flatten(1)[:, ::2]
+    apart, wide = torch.stack([logits, logits], -1).flatten(1)[:, ::2], torch.cat([logits, logits], 1)[:, :size]
     for row in range(4):
-        assert confidence(logits, row) == pytest.approx(truth[row], rel=1e-2)
-        assert confidence(apart, row) == confidence(logits, row)
+        assert rows_of(logits).confidence(row) == pytest.approx(truth[row], rel=1e-2)
+        assert rows_of(apart).confidence(row) == rows_of(wide).confidence(row) == rows_of(logits).confidence(row)
 
 
 @compiled
