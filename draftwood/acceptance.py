@@ -90,6 +90,8 @@ class AcceptanceModel:
         self._idle = 0
         self._prospect: Prospect | None = None  # at the usual confidence
         self._verified = np.zeros(0, np.int64), np.zeros(0)  # nodes of the rounds behind it, and what each weighs
+        self._priced: Costs | None = None  # what they are priced at, and by that
+        self._worth = float("nan")  # of one of their tokens, in those of plain decoding
         self._usual = float("nan")  # the target's confidence where it was drafted
         self._unjudged = 0  # rounds since it was formed that may have changed it
 
@@ -192,7 +194,7 @@ class AcceptanceModel:
         # to believe that a drafter is no good at all.
         recent, weight = self._recent, self._recent.weight
         shares, came = np.array(recent.shares) / weight, np.array(recent.emitted)
-        self._verified = np.array(recent.sizes), shares
+        self._verified, self._priced = (np.array(recent.sizes), shares), None
         expected = self._expected(shares)
         emitted = shares @ came
         tokens = (JUDGED * expected + weight * emitted) / (JUDGED + weight)
@@ -216,12 +218,16 @@ class AcceptanceModel:
         prospect = self.prospect()
         if prospect is None:
             return Outlook(float("nan"), self._idle)
+        if self._priced is not costs:
+            self._priced, self._worth = costs, self._worth_of_a_token(costs)
+        hope, worth = HOPE * prospect.doubt * self._ledger.affords, self._worth
+        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth, self._ledger.wealth)
+
+    def _worth_of_a_token(self, costs: Costs) -> float:
         # What these rounds would cost, each at its own size: seconds rise in steps, so those of a mean size are none's.
         sizes, shares = self._verified
         seconds = shares @ costs.round_s[np.minimum(sizes, len(costs.verify_s) - 1)]
-        hope = HOPE * prospect.doubt * self._ledger.affords
-        worth = float(costs.plain_s / seconds)  # of a token
-        return Outlook(prospect.tokens * worth, self._idle, costs.resume, hope * worth, self._ledger.wealth)
+        return float(costs.plain_s / seconds)
 
     def child(self) -> AcceptanceModel:
         """A model of one request in a batch: it starts from here, and soon knows its own text better."""

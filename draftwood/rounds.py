@@ -6,7 +6,8 @@ The other form, on the device with static shapes, is `device/rounds.py`. Both gi
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -252,10 +253,12 @@ def _committed(
 
 
 def _verdicts(parts: Sequence[Part], result: Verified) -> list[Verdict | None]:
-    if len(parts) == 1:
-        return [_judge(parts[0], result.logits, result.rows or Rows.of(result.logits))]
-    each = result.logits.split([1 if part.known else part.size for part in parts])
-    return [_judge(part, logits, Rows.of(logits)) for part, logits in zip(parts, each, strict=True)]
+    rows = result.rows or Rows.of(result.logits)
+    if len(parts) == 1:  # often: no view is made
+        return [_judge(parts[0], result.logits, rows)]
+    sizes = [1 if part.known else part.size for part in parts]
+    each = zip(parts, result.logits.split(sizes), accumulate(sizes, initial=0), strict=False)
+    return [_judge(part, logits, rows and rows.behind(start)) for part, logits, start in each]
 
 
 def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
@@ -264,11 +267,10 @@ def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
         return None
     top = part.request.likelihoods
     verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request.sampler, logits, rows)
-    if _heeds(part):
-        verdict = replace(verdict, confidence=_confidence(logits, rows, [0, *verdict.path]))
-    if top is None:
-        return verdict
-    return replace(verdict, likelihoods=likelihoods(logits[[0, *verdict.path]], verdict.tokens, top))
+    visited = [0, *verdict.path]
+    sure = _confidence(logits, rows, visited) if _heeds(part) else None
+    told = None if top is None else likelihoods(logits[visited], verdict.tokens, top)
+    return Verdict(verdict.path, verdict.accepted, verdict.bonus, told, sure)
 
 
 def _heeds(part: Part) -> bool:

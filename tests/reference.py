@@ -46,6 +46,8 @@ FAMILIES: dict[str, dict[str, object]] = {
         **SLIDING,
         head_dim=8,
         global_head_dim=16,
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=8,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),
     "phi": {},

@@ -43,6 +43,10 @@ class Rows:
         held = logits if logits.stride(1) == 1 else logits.contiguous()
         return cls(held, held.data_ptr(), held.stride(0), held.shape[1])
 
+    def behind(self, rows: int) -> Rows:
+        """Those from one on."""
+        return Rows(self.held, self.begin + NUMBER * rows * self.pace, self.pace, self.vocab)
+
     def walk(self, tree: Tree, sampling: Sampling, keys: Ints | None) -> Verdict:
         """What the target makes of a tree of N - 1 nodes, as `accept` has it.
 

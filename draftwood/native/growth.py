@@ -6,10 +6,11 @@ from ctypes import c_double, c_int64
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from draftwood.errors import BadModel
 from draftwood.native.build import address, library, operators
-from draftwood.tree import Tree
+from draftwood.tree import Floats, Tree
 from draftwood.trellis import Grow, Trellis
 
 
@@ -24,13 +25,17 @@ def grown(draft: Trellis, root: int, n_max: int, most: float, barren: float) -> 
     logp, pairs = (np.ascontiguousarray(part, np.float32) for part in (draft.lattice.logp, draft.pairs))
     keys, heat = (None, 0.0) if draft.ahead is None else (draft.ahead.keys, draft.ahead.heat)
     room = 1 + max(n_max, 0)
-    rows, costs = np.empty((3, room), np.int64), np.empty(room)
+    rows, logs = np.empty((3, room), np.int64), np.empty(room)
     rows[0, 0] = root
-    addresses = map(address, (candidates, logp, pairs, keys, rows, costs))
+    addresses = map(address, (candidates, logp, pairs, keys, rows, logs))
     sizes = map(c_int64, (*candidates.shape, room - 1))
     count = library().grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths = rows[:, : 1 + count]
-    mass = np.exp(-costs[: 1 + count]).astype(np.float32)
-    return Tree(tokens, parents, depths, mass, np.zeros(1 + count, np.int64))
+    return Tree(tokens, parents, depths, masses(logs[: 1 + count]), np.zeros(1 + count, np.int64))
+
+
+def masses(logs: NDArray[np.float64]) -> Floats:
+    """Of their logarithms, rounded once. In one pass: each kind of pass takes 20 µs more where caches are cold."""
+    return np.exp(logs, out=np.empty(len(logs), np.float32), casting="same_kind")

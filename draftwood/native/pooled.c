@@ -186,9 +186,9 @@ static int64_t best_first(Growth *tree, int64_t n_max, double most, double barre
 }
 
 // Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
-// than `barren`. Out are costs [1 + n_max], and tokens, parents, depths and sources in rows [4, 1 + n_max], where the root's
+// than `barren`. Out are logarithms of masses [1 + n_max], and tokens, parents, depths and sources in rows [4, 1 + n_max], where the root's
 // token is. Returns the number of nodes without the root, or -1 if memory ran out.
-int64_t grow_pooled(const Pool *pool, int64_t *rows, double *costs, int64_t n_max, double most, double barren) {
+int64_t grow_pooled(const Pool *pool, int64_t *rows, double *logs, int64_t n_max, double most, double barren) {
     int64_t width = n_max + 1, bytes = 2 * sizeof(Node) + 3 * sizeof(int64_t) + pool->texts * sizeof(int32_t[2]);
     Node *nodes = malloc(width * bytes);
     if (!nodes) return -1;
@@ -202,7 +202,7 @@ int64_t grow_pooled(const Pool *pool, int64_t *rows, double *costs, int64_t n_ma
         const Child *child = i ? child_of(&tree, nodes + i) : NULL;
         if (i) rows[i] = named(pool, nodes[i].depth - 1, child->token);
         rows[i + width] = nodes[i].parent, rows[i + 2 * width] = nodes[i].depth, rows[i + 3 * width] = i ? child->source : 0;
-        costs[i] = nodes[i].cost;
+        logs[i] = -nodes[i].cost;
     }
     free(tree.children.all), free(nodes);
     return count;

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from draftwood.errors import BadModel
 from draftwood.experts import Matches
 from draftwood.native.build import address, library, operators
+from draftwood.native.growth import masses
 from draftwood.native.substrings import Substrings
 from draftwood.native.successors import Table, table_of
 from draftwood.noise import Ahead
@@ -93,14 +94,14 @@ def _bound(pool: Pool) -> _Pool | None:
 
 
 def _tree(own: _Pool, root: int, n_max: int, most: float, barren: float) -> Tree:
-    rows, costs = np.empty((4, 1 + n_max), np.int64), np.empty(1 + n_max)
+    rows, logs = np.empty((4, 1 + n_max), np.int64), np.empty(1 + n_max)
     rows[0, 0] = root
     bounds = c_int64(n_max), c_double(most), c_double(barren)
-    count = library().grow_pooled(byref(own), address(rows), address(costs), *bounds)
+    count = library().grow_pooled(byref(own), address(rows), address(logs), *bounds)
     if count < 0:
         raise BadModel(f"A tree of {n_max} nodes found no memory.")
     tokens, parents, depths, sources = rows[:, : 1 + count]
-    return Tree(tokens, parents, depths, np.exp(-costs[: 1 + count]).astype(np.float32), sources)
+    return Tree(tokens, parents, depths, masses(logs[: 1 + count]), sources)
 
 
 def _lattice(block: Block | None) -> tuple[Rows | None, ...]:

@@ -317,6 +317,7 @@ class TableRow:
 class _Result:
     logits: torch.Tensor
     taps: None = None
+    rows: None = None
 
 
 START = [0, 1]
