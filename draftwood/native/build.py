@@ -109,11 +109,8 @@ def address(array: NDArray[Any] | None) -> ctypes.c_void_p:
     buffer: Any = array
     try:
         return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
-    except (
-        TypeError,
-        ValueError,
-    ):  # nobody may write, it is not in line, or empty: where caches are cold, twice as long
-        return ctypes.c_void_p(array.ctypes.data)
+    except (TypeError, ValueError):  # it is read-only, not in line, or empty
+        return ctypes.c_void_p(array.ctypes.data)  # twice as long where caches are cold
 
 
 def operators() -> Built:

@@ -70,8 +70,9 @@ static void follow(Heap *heap, Trellis *draft, Node *nodes, int64_t parent, int6
 
 // Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
 // than `barren`. Candidates are `tokens` [depth, k], all different in a depth, with logp [depth, k], pairs
-// [depth - 1, k, k], and keys [depth] of noise and its factor (or null). Out are logarithms of masses [1 + n_max], and tokens, parents and
-// depths in rows [3, 1 + n_max]; the root's token stays. Returns the number of nodes without the root, or -1 if memory ran out.
+// [depth - 1, k, k], and keys [depth] of noise and its factor (or null). Out are logarithms of masses [1 + n_max], and
+// tokens, parents and depths in rows [3, 1 + n_max]; the root's token stays. Returns the number of nodes without the root,
+// or -1 if memory ran out.
 int64_t grow(const int64_t *tokens, const float *logp, const float *pairs, const uint64_t *keys, int64_t *rows, double *logs,
              int64_t depth, int64_t k, int64_t n_max, double heat, double most, double barren) {
     Node *nodes = malloc(2 * (n_max + 1) * sizeof *nodes + depth * k * sizeof(double));

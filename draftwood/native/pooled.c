@@ -186,8 +186,8 @@ static int64_t best_first(Growth *tree, int64_t n_max, double most, double barre
 }
 
 // Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
-// than `barren`. Out are logarithms of masses [1 + n_max], and tokens, parents, depths and sources in rows [4, 1 + n_max], where the root's
-// token is. Returns the number of nodes without the root, or -1 if memory ran out.
+// than `barren`. Out are logarithms of masses [1 + n_max], and tokens, parents, depths and sources in rows [4, 1 + n_max],
+// where the root's token is. Returns the number of nodes without the root, or -1 if memory ran out.
 int64_t grow_pooled(const Pool *pool, int64_t *rows, double *logs, int64_t n_max, double most, double barren) {
     int64_t width = n_max + 1, bytes = 2 * sizeof(Node) + 3 * sizeof(int64_t) + pool->texts * sizeof(int32_t[2]);
     Node *nodes = malloc(width * bytes);

@@ -35,9 +35,10 @@ def move(begins: NDArray[np.int64], like: Tensor, source: Sequence[int], start: 
 
 
 def picked(matrix: Tensor, rows: Sequence[int]) -> Tensor:
-    """Copies of some rows of a matrix."""
+    """Some ascending rows of a matrix; on a CPU copies of them."""
     if not _in_line(matrix):
-        return matrix[rows]
+        first, end = rows[0], rows[-1] + 1
+        return matrix[first:end] if end - first == len(rows) else matrix[rows]
     found, size = matrix.new_empty(len(rows), matrix.shape[1]), matrix.shape[1] * matrix.itemsize
     begin, to = matrix.data_ptr(), found.data_ptr()
     for place, row in enumerate(rows):  # where caches are cold, PyTorch's indexing takes three times as long

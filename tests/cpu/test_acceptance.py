@@ -229,6 +229,17 @@ def test_rounds_are_priced_each_at_its_size() -> None:
     assert model.outlook(cliff).gain == pytest.approx(1 / 2, rel=0.02)
 
 
+def test_a_gain_goes_with_the_prices_that_it_is_asked_at_and_with_the_rounds_behind_it() -> None:
+    dear, model = replace(COSTS, draft_s=1.0), AcceptanceModel()
+    for _ in range(TRIALS):
+        model.observe(a_round(sure(2, 0.5)))
+    first = [model.outlook(costs).gain for costs in (COSTS, dear, COSTS)]
+    assert first[0] == first[2] > first[1]
+    for _ in range(TRIALS):
+        model.observe(a_round(sure(2, 0.5), accepted=1))
+    assert model.outlook(COSTS).gain > first[0]
+
+
 def test_a_good_drafter_has_a_gain_above_one_and_a_bad_one_below() -> None:
     good, bad, rng = AcceptanceModel(), AcceptanceModel(), np.random.default_rng(5)
     for _ in range(60):

@@ -25,6 +25,7 @@ from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
+from draftwood.native.slots import picked, put
 from draftwood.noise import keys, noisiest
 from draftwood.sampling import Sampling, warp
 from draftwood.target import Target
@@ -407,6 +408,35 @@ def test_many_rows_are_drawn_as_each_alone(size: int) -> None:
     each = [drawn(logits, row, Sampling(t), x) for row, (t, x) in enumerate(zip(heat, under, strict=True))]
     assert drawn_each(logits, heat, under).tolist() == each
     assert drawn_each(logits[:0], [], []).tolist() == []
+
+
+@compiled
+def test_rows_behind_others_are_theirs() -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3)).bfloat16()
+    rows = rows_of(logits).behind(2).behind(1)
+    assert rows.walk(root_only(0), Sampling(), None).bonus == int(logits[3].argmax())
+    assert rows.confidence(1) == rows_of(logits[4:]).confidence(0)
+
+
+MATRIX = torch.arange(42.0).view(7, 6)
+
+
+@pytest.mark.parametrize("matrix", [MATRIX, MATRIX.bfloat16(), MATRIX.view(6, 7).T], ids=["fp32", "bf16", "turned"])
+def test_rows_of_a_matrix_are_picked_and_put(matrix: torch.Tensor) -> None:
+    for rows in ([0], [0, 2, 6], [3, 4, 5]):
+        assert torch.equal(picked(matrix, rows), matrix[rows])
+    for into in (torch.zeros(9, 6, dtype=matrix.dtype), torch.zeros(9, 6, dtype=torch.float64), torch.zeros(6, 9).T):
+        put(matrix[1:4], into, 5)
+        assert torch.equal(into[5:8], matrix[1:4].to(into.dtype)) and not into[:5].any() and not into[8:].any()
+
+
+def test_an_address_is_where_numbers_begin() -> None:
+    whole = np.arange(12)
+    fixed = whole.copy()
+    fixed.flags.writeable = False
+    for array in (whole, whole[3:], whole[::2], whole[:0], fixed):
+        assert building.address(array).value == array.ctypes.data
+    assert building.address(None).value is None
 
 
 @compiled
