@@ -8,7 +8,7 @@ logarithm of observed over prior at a few widths (`curve.py`). Formulas: docs/la
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import exp, log
@@ -153,6 +153,7 @@ class LatencyModel:
         self._priors: dict[int, Array] = {}  # by bucket of context, like those of drafts and what rounds cost
         self._draft_priors: dict[int, float] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
+        self._predicted: dict[tuple[int, int, bool, int], Mapping[str, float]] = {}
 
     def copy(self) -> LatencyModel:
         """A model that knows what this one knows, and from here on learns for itself."""
@@ -193,8 +194,14 @@ class LatencyModel:
         """What one more position of a draft takes now."""
         return exp(self._pace) * self._draft_prior(context // BUCKET) * self._learned.position.value
 
-    def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> dict[str, float]:
+    def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> Mapping[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
+        like = n, context // BUCKET, drafted, padding
+        if like not in self._predicted:  # many rounds are alike, and few of them teach
+            self._predicted[like] = self._predict(n, context, drafted, padding)
+        return self._predicted[like]
+
+    def _predict(self, n: int, context: int, drafted: bool, padding: int) -> dict[str, float]:
         pace = exp(self._pace)
         verify = pace * seconds_at(1 + n + padding, self._verify_curve(context))
         if not drafted:
@@ -224,7 +231,7 @@ class LatencyModel:
         for host in () if like.drafted else hosts:
             if host > 0:
                 self._learned.plain_host.move(log(host * usually / self._plain_host_s()))
-        self._costs.clear()
+        self._reprice()
 
     def observe_draft(self, seconds: float, context: int, first: bool = False, positions: int | None = None) -> None:
         """Learn from a draft alone, of so many positions if that makes a difference."""
@@ -237,7 +244,12 @@ class LatencyModel:
         else:
             resume = self._learned.resume_at(context)
             resume.move(error - resume.value)
+        self._reprice()
+
+    def _reprice(self) -> None:
+        """Forget what was worked out before it learned."""
         self._costs.clear()
+        self._predicted.clear()
 
     def _teaches(self, context: int, first: bool) -> bool:
         """Whether a draft says what drafting on takes."""
@@ -289,7 +301,7 @@ class LatencyModel:
         except (KeyError, TypeError, ValueError):
             raise BadInput("This is not a learned latency profile of this version; it will be learned anew.") from None
         self._trial = _Trial(deepcopy(self._learned))
-        self._costs.clear()
+        self._reprice()
 
     def _verify_prior(self, context: int) -> Array:
         """`[len(WIDTHS)]` seconds of the counted work, for the middle of the context's bucket."""

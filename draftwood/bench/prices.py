@@ -58,7 +58,7 @@ class Average:
     def of(cls, model: LatencyModel, trace: Trace) -> Average:
         parts, widths, drafts = (defaultdict[Any, list[tuple[float, float]]](list) for _ in range(3))
         for round, first in recorded_rounds(trace):
-            predicted = model.predict(round.n, round.context, round.drafted, round.padding)
+            predicted = dict(model.predict(round.n, round.context, round.drafted, round.padding))
             if first and round.drafted:
                 predicted["draft"] += model.costs(0, round.context).resume_s
             pairs = {part: (seconds, predicted.get(part, 0.0)) for part, seconds in round.parts.items()}

@@ -450,6 +450,15 @@ def test_a_kept_profile_that_no_longer_fits_is_dropped(factor: float, kept: bool
     assert bool(new.costs(63, 100).verify_s[63] > 0.3) is kept
 
 
+def test_a_prediction_goes_with_what_is_known_and_with_the_round() -> None:
+    latency = trained([8])
+    before = latency.predict(7, 100, drafted=True)
+    assert latency.predict(7, 100, drafted=True) == before != latency.predict(7, 100, drafted=True, padding=8)
+    for _ in range(20):
+        latency.observe(a_round(7, 2 * TRUE_S[8]))
+    assert latency.predict(7, 100, drafted=True)["verify"] > 1.5 * before["verify"]
+
+
 def test_errors_are_those_of_predictions_made_beforehand() -> None:
     latency = trained([8], rounds=60, noise=0.0)
     assert np.isnan(latency.errors()["verify"].median), "no round said what was expected of it"
