@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,12 +28,15 @@ FIRST_REACH = 1024  # tokens of context that share what is learned; then each do
 PACE, FADE, LEAP = 0.35, 0.97, 0.1  # the pace follows and is forgotten within some thirty rounds; one moves it 0.035
 LATEST = 256  # rounds that `errors` looks at
 ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
-MOST_KEPT = 256  # prices of rounds
+MOST_KEPT = 256  # prices of rounds, and predictions
 TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
 HOST_PRIOR = HOST_S + 3e-6 * (WIDTHS - 1)  # and on each node
 LEAST_S = 1e-6  # no draft is quicker: keeps ratios finite for drafters that count no work
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +177,16 @@ class LatencyModel:
 
     def costs(self, n_max: int, context: int) -> Costs:
         """What rounds of 0 … `n_max` nodes cost now. The arrays are shared: do not write into them."""
-        key = n_max, context // BUCKET
-        if key not in self._costs:
-            if len(self._costs) == MOST_KEPT:  # where nothing is learned for long
-                self._costs.clear()
-            widths, pace = np.arange(1.0, 2 + n_max), exp(self._pace)
-            verify = pace * extended(widths, WIDTHS, self._verify_curve(context))
-            host = pace * extended(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
-            plain_s = float(verify[0]) + pace * self._plain_host_s()
-            draft_s, position_s = self.draft_s(context), self.position_s(context)
-            resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
-            self._costs[key] = Costs(plain_s, draft_s, host, verify, resume_s=resume_s, position_s=position_s)
-        return self._costs[key]
+        return _kept(self._costs, (n_max, context // BUCKET), lambda: self._price(n_max, context))
+
+    def _price(self, n_max: int, context: int) -> Costs:
+        widths, pace = np.arange(1.0, 2 + n_max), exp(self._pace)
+        verify = pace * extended(widths, WIDTHS, self._verify_curve(context))
+        host = pace * extended(widths, WIDTHS, self._learned.host.seconds(HOST_PRIOR))
+        plain_s = float(verify[0]) + pace * self._plain_host_s()
+        draft_s, position_s = self.draft_s(context), self.position_s(context)
+        resume_s = draft_s * max(exp(self._learned.resume_at(context).value) - 1, 0.0)
+        return Costs(plain_s, draft_s, host, verify, resume_s=resume_s, position_s=position_s)
 
     def draft_s(self, context: int) -> float:
         """What a draft that goes on takes now."""
@@ -196,10 +198,8 @@ class LatencyModel:
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> Mapping[str, float]:
         """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
-        like = n, context // BUCKET, drafted, padding
-        if like not in self._predicted:  # many rounds are alike, and few of them teach
-            self._predicted[like] = self._predict(n, context, drafted, padding)
-        return self._predicted[like]
+        like = n, context // BUCKET, drafted, padding  # as many rounds are, and few of them teach
+        return _kept(self._predicted, like, lambda: self._predict(n, context, drafted, padding))
 
     def _predict(self, n: int, context: int, drafted: bool, padding: int) -> dict[str, float]:
         pace = exp(self._pace)
@@ -330,6 +330,15 @@ class LatencyModel:
 def reach(context: int) -> int:
     """Which contexts share what is learned: 0 below 1024 tokens, then one for each doubling."""
     return max(0, (context // FIRST_REACH).bit_length())
+
+
+def _kept(known: dict[K, V], key: K, work_out: Callable[[], V]) -> V:
+    """What was worked out before, if it was."""
+    if key not in known:
+        if len(known) == MOST_KEPT:  # where nothing is learned for long
+            known.clear()
+        known[key] = work_out()
+    return known[key]
 
 
 def _middle(bucket: int) -> int:

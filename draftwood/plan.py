@@ -120,12 +120,12 @@ class Plan:
     @cached_property
     def tokens(self) -> Tensor:
         """`ids` on the device."""
-        return _moved(self.ids, self.device)
+        return moved(self.ids, self.device)
 
     @cached_property
     def positions(self) -> Tensor:
         """`places` there."""
-        return _moved(self.places, self.device)
+        return moved(self.places, self.device)
 
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None:
         """Additive mask of segment `index`, `[groups * N, context + N]`: rows repeat for each folded query head."""
@@ -185,7 +185,8 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _moved(numbers: Ints, device: torch.device) -> Tensor:
+def moved(numbers: Ints, device: torch.device) -> Tensor:
+    """Integers as a tensor on a device."""
     return torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(device)  # a drafter may give other integers
 
 

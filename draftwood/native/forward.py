@@ -19,7 +19,7 @@ from draftwood.native.build import Built, address, operators
 from draftwood.native.candidates import Rows
 from draftwood.native.records import NOWHERE, TAP, Parts, Table, at
 from draftwood.packing import LEAST_ROWS, panels_of
-from draftwood.plan import Verified
+from draftwood.plan import Verified, moved
 from draftwood.rotary import Rotary
 from draftwood.tree import Ints
 
@@ -160,9 +160,8 @@ class Native:
     ) -> Verified:
         """`run` around products that are not compiled."""
         rows, ends, delta = len(tokens), self._ends, None
-        places = torch.from_numpy(np.ascontiguousarray(positions, np.int64))
+        ids, places = (moved(numbers, ends.norm.device) for numbers in (tokens, positions))
         cos, sin = (table[places] for table in self._tables(parts.longest))
-        ids = torch.from_numpy(np.ascontiguousarray(tokens, np.int64))
         x = ends.embed(F.pad(ids, (0, max(0, LEAST_ROWS - rows))))
         taps = x.new_empty(len(x), len(tapped), x.shape[1])
         into = {layer + 1: taps[:, place] for place, layer in enumerate(tapped)}
