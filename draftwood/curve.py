@@ -35,7 +35,6 @@ NARROW = 0.25  # variance of places from which on a slope is believed: where all
 # doublings do, what neighbours do, own.
 APART = np.log2(WIDTHS[:, None] / WIDTHS)  # in doublings
 BROAD, ALIKE, OWN = 1 / (1 + (APART / 4) ** 2), 1 / (1 + APART**2), np.eye(len(WIDTHS))
-PLAIN = np.diag(WIDTHS == 1)
 SURE = 0.25  # a width of less variance is known better than by what wider ones say
 RUN = 0.5  # of a forward: a width that has so much of one was run itself, not just a neighbour of what was
 WORTH_A_TRY = 16  # tokens, at most, of a width that is tried because its price is not known: wider ones cost too much,
@@ -63,10 +62,9 @@ FORWARD = Kind(
     unknown=1e6 + 100 * BROAD + 5 * ALIKE + 0.1 * OWN,
     inherited=1 + 0.05 * ALIKE + 0.01 * OWN,
     untried=30.0,
-    # A machine's moods come and go for all widths (the pace); the ratios of trees hardly move, and a policy lives by
-    # these: what drifted faster would follow the moods. But a plain step is nearly all memory, which others share, and
-    # who drafts all the time runs one an answer: it must be told in a few what all of them would take now.
-    drift=5e-4 * (0.75 * ALIKE + 0.25 * OWN) + 0.01 * PLAIN,
+    # A machine's moods come and go for all widths (the pace), or for those that wait for memory (`learn`'s `mood`).
+    # Else ratios hardly move, and a policy lives by these: what drifted faster would follow the moods.
+    drift=5e-4 * (0.75 * ALIKE + 0.25 * OWN),
     rises=True,
 )
 # What the host does for a tree has no steps, and it varies much: what widths seem to differ by is mostly when they ran,
@@ -203,13 +201,16 @@ class Curve:
         seconds[untried] = np.minimum(seconds[untried], least[untried])
         return seconds
 
-    def learn(self, width: int, seconds: float, prior: Array, times: int = 1) -> tuple[float, float]:
-        """One observation, or what several of one width have in common. Returns the log of observed over expected, and
-        how much of that the curve's own doubt does not explain, from 0 to 1."""
+    def learn(
+        self, width: int, seconds: float, prior: Array, times: int = 1, mood: Array | float = 0.0
+    ) -> tuple[float, float]:
+        """One observation, or what several of one width have in common. A round adds `mood` to the covariance, besides
+        its kind's drift. Returns the log of observed over expected, and how much of that the curve's own doubt does not
+        explain, from 0 to 1."""
         parts, now = parts_of(width), self.seconds(prior)
         expected = seconds_at(width, now)
         error = log(seconds / expected)
-        doubt = self._doubt + times * self._kind.drift
+        doubt = self._doubt + times * (self._kind.drift + mood)
         slope = parts * now / (parts @ now)  # of the expected log by each ratio's
         pull = doubt @ slope
         own = 1 / times

@@ -26,6 +26,9 @@ BUCKET = 64  # tokens of context that share one prior: their KV is small beside 
 FIRST_REACH = 1024  # tokens of context that share what is learned; then each doubling has its own
 
 PACE, FADE, LEAP = 0.35, 0.97, 0.1  # the pace follows and is forgotten within some thirty rounds; one moves it 0.035
+MOOD = 0.01  # how memory's speed drifts beside arithmetic's from round to round, in variances of one observation
+ROUNDED = 4  # the roofline's corner: T⁴ = arithmetic⁴ + traffic⁴
+USUAL = 64  # tokens of the widest forwards between which a policy mostly chooses
 LATEST = 256  # rounds that `errors` looks at
 ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
 MOST_KEPT = 256  # prices of rounds, and predictions
@@ -66,6 +69,14 @@ class Machine:
         """
         arithmetic, traffic = work.flops / self.peak, work.bytes / self.bandwidth
         return arithmetic + traffic - self.overlap * min(arithmetic, traffic) + work.launches * self.launch_s
+
+    def waits(self, work: Work) -> float:
+        """For how much of its time a forward waits for memory, from 0 to 1: the elasticity of a rounded roofline.
+
+        Of a change of memory's speed its seconds take so much, of one of arithmetic's the rest.
+        """
+        arithmetic, traffic = (work.flops / self.peak) ** ROUNDED, (work.bytes / self.bandwidth) ** ROUNDED
+        return traffic / (traffic + arithmetic) if traffic + arithmetic else 1.0
 
 
 class Learned:
@@ -155,6 +166,7 @@ class LatencyModel:
         self._latest: deque[Round] = deque(maxlen=LATEST)
         self._trial: _Trial | None = None  # of a profile that was restored lately
         self._priors: dict[int, Array] = {}  # by bucket of context, like those of drafts and what rounds cost
+        self._moods: dict[int, Array] = {}
         self._draft_priors: dict[int, float] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
         self._predicted: dict[tuple[int, int, bool, int], Mapping[str, float]] = {}
@@ -264,7 +276,7 @@ class LatencyModel:
         like, times = rounds[0], len(rounds)
         seconds = usually * median(round.seconds["verify"] for round in rounds)
         curve, prior = self._learned.verify_at(like.context), self._verify_prior(like.context)
-        surprise, known = curve.learn(like.width, seconds, prior, times)
+        surprise, known = curve.learn(like.width, seconds, prior, times, self._mood(like.context))
         taken = (1 - (1 - PACE) ** times) * known * min(max(surprise, -times * LEAP), times * LEAP)
         self._pace = FADE**times * (self._pace + taken)
         for round in rounds:
@@ -310,6 +322,21 @@ class LatencyModel:
             seconds = [self.machine.seconds(self._verify_work(int(width), _middle(bucket))) for width in WIDTHS]
             self._priors[bucket] = np.maximum(seconds, LEAST_S)
         return self._priors[bucket]
+
+    def _mood(self, context: int) -> Array:
+        """`[len(WIDTHS), len(WIDTHS)]` covariance that a round adds: memory, which others share, is quicker now and
+        slower then.
+
+        Forwards that wait for it follow each other, and others do not: who drafts all the time runs one plain step an
+        answer, and must be told by a few what narrower trees would take now. What all share is left to the pace.
+        """
+        bucket = context // BUCKET
+        if bucket not in self._moods:
+            work = [self._verify_work(int(width), _middle(bucket)) for width in WIDTHS]
+            waits = np.array(list(map(self.machine.waits, work)))
+            tilt = waits - waits[WIDTHS <= USUAL].mean()
+            self._moods[bucket] = MOOD * np.outer(tilt, tilt)
+        return self._moods[bucket]
 
     def _verify_curve(self, context: int) -> Array:
         return self._learned.verify_at(context).seconds(self._verify_prior(context))

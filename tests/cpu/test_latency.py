@@ -50,8 +50,10 @@ def a_round(n: int, verify_s: float, drafted: bool = True, context: int = 100, h
     return Round(context, n, drafted, np.zeros(n, np.float32), np.ones(n, np.int64), [], seconds, {})
 
 
-def trained(widths: list[int], rounds: int = 40, noise: float = 0.03) -> LatencyModel:
-    latency, rng = model(), np.random.default_rng(0)
+def trained(
+    widths: list[int], rounds: int = 40, noise: float = 0.03, latency: LatencyModel | None = None
+) -> LatencyModel:
+    latency, rng = latency or model(), np.random.default_rng(0)
     for i in range(rounds):
         width = widths[i % len(widths)]
         latency.observe(a_round(width - 1, TRUE_S[width] * np.exp(noise * rng.normal())))
@@ -196,14 +198,27 @@ def test_moods_of_the_machine_leave_the_ratio_of_two_widths_alone() -> None:
 
 @pytest.mark.parametrize("change", [0.85, 1.15])
 def test_a_few_plain_steps_tell_who_always_drafts_what_all_of_them_would_take(change: float) -> None:
-    """Memory that others share is quicker now and slower then: a plain step is nearly all memory, a tree is not."""
-    latency, rng = trained([1, 4, 8], rounds=120), np.random.default_rng(1)
+    """Memory that others share is quicker now and slower then: a plain step waits for it, and a tree of one node, which
+    does not run meanwhile; trees that wait for arithmetic do not."""
+    latency = LatencyModel(replace(MACHINE, peak=3e10), verify_work, draft_work)
+    latency, rng = trained([1, 2, 4, 8], rounds=120, latency=latency), np.random.default_rng(1)
     for i in range(320):
         width, drafted = (1, False) if i % 40 == 39 else (int(rng.choice([4, 8])), True)
         seconds = TRUE_S[width] * np.exp(0.03 * rng.normal())
         latency.observe(a_round(width - 1, seconds * (1 if drafted else change), drafted))
     costs = latency.costs(8, 100).verify_s
     assert costs[0] / costs[7] == pytest.approx(change * TRUE_S[1] / TRUE_S[8], rel=0.05)
+    assert 0.4 < np.log(costs[1] / TRUE_S[2]) / np.log(change) < 1.1
+
+
+def test_of_a_change_of_memory_a_forward_takes_what_it_waits_for() -> None:
+    """By how many percents its seconds rise where memory's rise by one, if T⁴ = arithmetic⁴ + traffic⁴."""
+    for width in (1, 60, 100, 160, 1000):
+        work = verify_work(width, 100)
+        arithmetic, traffic = work.flops / MACHINE.peak, work.bytes / MACHINE.bandwidth
+        seconds = [(arithmetic**4 + (traffic * (1 + step)) ** 4) ** 0.25 for step in (-1e-5, 1e-5)]
+        assert MACHINE.waits(work) == pytest.approx((np.log(seconds[1]) - np.log(seconds[0])) / 2e-5, rel=1e-3)
+    assert MACHINE.waits(Work(0.0, 0.0, 10)) == 1.0
 
 
 def test_a_width_that_comes_late_is_learned_at_once() -> None:
