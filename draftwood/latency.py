@@ -31,7 +31,7 @@ ROUNDED = 4  # the roofline's corner: T⁴ = arithmetic⁴ + traffic⁴
 USUAL = 64  # tokens of the widest forwards between which a policy mostly chooses
 LATEST = 256  # rounds that `errors` looks at
 ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
-MOST_KEPT = 256  # prices of rounds, and predictions
+MOST_KEPT = 256  # prices of rounds, predictions, priors and moods
 TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
@@ -315,13 +315,17 @@ class LatencyModel:
         self._trial = _Trial(deepcopy(self._learned))
         self._reprice()
 
+    def _works(self, context: int) -> list[Work]:
+        """What forwards of `WIDTHS` tokens must do, for the middle of the context's bucket."""
+        return [self._verify_work(int(width), _middle(context // BUCKET)) for width in WIDTHS]
+
     def _verify_prior(self, context: int) -> Array:
-        """`[len(WIDTHS)]` seconds of the counted work, for the middle of the context's bucket."""
-        bucket = context // BUCKET
-        if bucket not in self._priors:
-            seconds = [self.machine.seconds(self._verify_work(int(width), _middle(bucket))) for width in WIDTHS]
-            self._priors[bucket] = np.maximum(seconds, LEAST_S)
-        return self._priors[bucket]
+        """`[len(WIDTHS)]` seconds of the counted work."""
+        return _kept(self._priors, context // BUCKET, lambda: self._count(context))
+
+    def _count(self, context: int) -> Array:
+        seconds: Array = np.maximum(list(map(self.machine.seconds, self._works(context))), LEAST_S)
+        return seconds
 
     def _mood(self, context: int) -> Array:
         """`[len(WIDTHS), len(WIDTHS)]` covariance that a round adds: memory, which others share, is quicker now and
@@ -330,13 +334,12 @@ class LatencyModel:
         Forwards that wait for it follow each other, and others do not: who drafts all the time runs one plain step an
         answer, and must be told by a few what narrower trees would take now. What all share is left to the pace.
         """
-        bucket = context // BUCKET
-        if bucket not in self._moods:
-            work = [self._verify_work(int(width), _middle(bucket)) for width in WIDTHS]
-            waits = np.array(list(map(self.machine.waits, work)))
-            tilt = waits - waits[WIDTHS <= USUAL].mean()
-            self._moods[bucket] = MOOD * np.outer(tilt, tilt)
-        return self._moods[bucket]
+        return _kept(self._moods, context // BUCKET, lambda: self._tilt(context))
+
+    def _tilt(self, context: int) -> Array:
+        waits = np.array(list(map(self.machine.waits, self._works(context))))
+        apart = waits - waits[WIDTHS <= USUAL].mean()
+        return MOOD * np.outer(apart, apart)
 
     def _verify_curve(self, context: int) -> Array:
         return self._learned.verify_at(context).seconds(self._verify_prior(context))
