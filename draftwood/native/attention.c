@@ -158,7 +158,7 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
         work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
     }
     if (!most) return 0;
-    if (work <= SMALL) threads = 1;
+    if (work <= SMALL / 4) threads = 1;
     Block *blocks = malloc((most + threads) * sizeof(Block));
     if (!blocks) return 1;
     // In an order in which a thread mostly takes blocks of one head: its keys and values are then in its cache.
@@ -175,9 +175,10 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     int alike = least == largest;
     if (alike && listed % threads)
         spent = listed / threads * turn + threads * size_at(blocks, pace_of(piece_of(blocks, listed, threads)));
-    // Idle threads are better than blocks of which each has a part if they are few: many scores would go from one core to
-    // another.
-    int whole = threads == 1 || spent * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
+    // Idle threads are better than blocks of which each has a part if they are few, or idle for no longer than threads wait
+    // for each other: many scores would go from one core to another.
+    int whole = threads == 1 || spent - total <= threads * MEETING;
+    whole = whole || spent * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
     if (whole && alike) listed = divide_rest(&call, blocks, listed, threads);
     int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
     if (room > total && !whole) room = total;

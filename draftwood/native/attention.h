@@ -6,6 +6,8 @@
 #define COLUMNS 4     // vectors of a head that are summed side by side for a few lanes; half as many for more
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
+#define FAR 32768     // bytes between what is asked of memory and what is used: of a range, which another thread may take
+#define MEETING 100   // vectors of scores that a thread is done with in the time that it takes all to meet
 #define STRIP 32      // slots whose values are weighed together on tiles, from a multiple of so many on
 #if defined(DOTS) && !defined(TILES)
 #define JOINED 2  // slots whose values are weighed at once where there are no tiles, see values.c
@@ -83,7 +85,7 @@ static inline Stream stream_of(const bf16 *from, int64_t numbers, const bf16 *th
 // Asks memory for `bytes` of each of `rows` rows long before they are read, `row` bytes apart.
 INLINE void ask(Stream *stream, int64_t rows, int64_t row, int64_t bytes) {
     for (int64_t r = 0; r < rows; r++, stream->at += row, stream->left -= row) {
-        const char *far = stream->left > AHEAD ? stream->at + AHEAD : stream->then + (AHEAD - stream->left);
+        const char *far = stream->left > FAR ? stream->at + FAR : stream->then + (FAR - stream->left);
         for (int64_t line = 0; line < bytes; line += LINE) later(far + line), soon(stream->at + line);
     }
 }
