@@ -20,7 +20,8 @@ from typing import NamedTuple
 from draftwood.accept import Likelihood, Verdict
 from draftwood.choosing import Chooser, Load, mean_context
 from draftwood.clock import Clock
-from draftwood.latency import LatencyModel, reach
+from draftwood.latency import LatencyModel
+from draftwood.learned import reach
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import BadInput
-from draftwood.latency import BUCKET, LatencyModel, Machine, Work, reach
+from draftwood.latency import BUCKET, LatencyModel, Machine, Work
+from draftwood.learned import reach
 from draftwood.offline_profile import (
     ConvexCosts,
     Profile,

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
-    "tree", "grow", "accept", "sampling", "noise", "foresight", "curve", "latency", "limits", "footprint",
+    "tree", "grow", "accept", "sampling", "noise", "foresight", "curve", "latency", "learned", "limits", "footprint",
     "acceptance", "ledger", "trace",
     "recording", "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "pool_weights", "experts",
     "successors", "predictability", "recent", "trellis", "errors", "store",
