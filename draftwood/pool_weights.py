@@ -21,7 +21,8 @@ STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one woul
 EVIDENCE = 4.0  # choices that a share's first guess counts for
 MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
-TRIAL = 64  # choices in each of which pooling is judged before it is trusted
+TRIAL = 64  # choices in each of which pooling is judged before it is trusted,
+NEW = 512  # and in each of which it is judged, trusted or not: first weights say little of what it will come to
 RECENT, RARE = 0.004, 0.016  # weight of the newest, and of one that is judged now and then
 # Probability that pooling must add to the chosen tokens. Trees of 5 nodes get exp(1.4 gain) times as many tokens
 # (docs/log.md), and pooling takes 3 % of a round: more than this is more tokens per second. Estimates waver by
@@ -90,7 +91,7 @@ class Weights:
     @property
     def every(self) -> int:
         """Drafts of which one is to be pooled."""
-        if self.on_trial or self.worth:
+        if self.choices < NEW or self.worth:
             return 1
         return OFTEN if self.gain > WORTH / 2 else SELDOM
 

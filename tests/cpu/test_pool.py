@@ -25,7 +25,7 @@ from draftwood.native import successors
 from draftwood.native.pooled import quicker
 from draftwood.noise import Ahead, keys
 from draftwood.pool import FLOOR, Pool
-from draftwood.pool_weights import PROVEN, STEP, TRIAL, WORTH, Weights
+from draftwood.pool_weights import NEW, PROVEN, STEP, TRIAL, WORTH, Weights
 from draftwood.successors import LEARNED, Learn, Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from draftwood.trellis import Trellis
@@ -256,10 +256,10 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
 
 def test_what_is_worthless_is_switched_off() -> None:
     """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone, and seldom
-    is there a pool that could be judged once its trial is over."""
+    is there a pool that could be judged once it is new no more."""
     made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
     state, root, alone, judged = made.open(8), 0, [], []
-    for _ in range(600):
+    for _ in range(NEW + 600):
         alone.append(isinstance(made.draft([Request(state, root, 97)])[0], Lattice))
         judged.append(state.pool is not None)
         right = made.parts[0].propose([*state.states[0], root], 97)
@@ -268,7 +268,7 @@ def test_what_is_worthless_is_switched_off() -> None:
         made._recycling.table.learn([root], np.array([[(chosen + 1) % 97]]), np.array([[0.9]]))
         made.extend(state, [root], None)
         root = chosen
-    assert all(alone) and all(judged[:TRIAL])
+    assert all(alone) and all(judged[:NEW])
     assert np.mean(judged[-300:]) < 0.4
 
 
