@@ -158,7 +158,7 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
         work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
     }
     if (!most) return 0;
-    if (work <= SMALL / 4) threads = 1;
+    if (work <= SMALL) threads = 1;
     Block *blocks = malloc((most + threads) * sizeof(Block));
     if (!blocks) return 1;
     // In an order in which a thread mostly takes blocks of one head: its keys and values are then in its cache.

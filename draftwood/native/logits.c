@@ -188,7 +188,7 @@ static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *
 // scratch [rows, k].
 void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t *ids, const uint64_t *keys,
                 int64_t *scratch, int64_t rows, int64_t size, int64_t k, double heat, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 8)
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 2)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = logits + r * size;
         int64_t *place = places + r * k;
@@ -234,7 +234,7 @@ static int score_pairs(const int64_t *from, const int64_t *to, const float *logp
 int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
                 int64_t depths, int64_t k, int64_t rank, int threads) {
     int failed = 0;
-#pragma omp parallel for num_threads(threads) reduction(| : failed) if (depths * k * k * rank > SMALL / 4)
+#pragma omp parallel for num_threads(threads) reduction(| : failed) if (depths * k * k * rank > SMALL)
     for (int64_t d = 1; d < depths; d++)
         failed |= score_pairs(rows + (d - 1) * k, rows + d * k, logp + d * k, before, after, out + (d - 1) * k * k, k, rank);
     return failed;
@@ -367,7 +367,7 @@ int64_t walk(const bf16 *logits, int64_t pace, int64_t size, const int64_t *toke
 // What is drawn of each of several rows [rows, size], at temperatures and under keys of their own; at temperature 0 the largest.
 void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const uint64_t *keys,
                int64_t *places, int threads) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 8)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 2)
     for (int64_t r = 0; r < rows; r++) {
         const Rules rules = {temperatures[r], size, 1.0, 0.0};
         const bf16 *row = logits + r * size;

@@ -23,11 +23,10 @@
 #define PANEL 2       // vectors of outputs of a product whose sums go on side by side
 #define PAIRS (PANEL * (int64_t)sizeof(vec))  // bytes of a weight's panel for a pair of inputs
 #define LINE 64       // bytes of a line of a cache, 32 numbers
-#define AHEAD 8192    // bytes between what is asked of memory and what is used
 #define NEAR 1024     // bytes between what is asked of the second cache and what is used
 #define NEVER -1e30f  // the score of what is not there or not seen
 #define MOST_DIM 512   // of a head
-#define SMALL 400000  // multiply-adds below which a second thread costs more than it brings
+#define SMALL 100000  // multiply-adds below which a second thread costs more than it brings
 #define INLINE static inline __attribute__((always_inline))  // so that sizes become constants
 
 typedef uint16_t bf16;

@@ -12,6 +12,7 @@
 #define MOST 12
 #endif
 #define MOST_TILED 32  // rows of two tiles
+#define AHEAD 8192  // bytes between what is asked of memory and what is used
 #define BLOCK 120  // rows that are prepared together: they and a panel stay in a core's cache
 #define BLOCK_TILED 256
 #define LARGE (4 << 20)  // bytes of results that go around the caches, where they would push out what they are made of
@@ -130,7 +131,7 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
         int64_t size = (block + parts - 1) / parts;  // of each part of tiles: a row in two costs less than other shapes
         const bf16 *these = x + start * depth;
         if (!tiled) prepare(these, ready, block * depth);
-#pragma omp parallel num_threads(threads) if (block * depth * width > SMALL / 4)
+#pragma omp parallel num_threads(threads) if (block * depth * width > SMALL)
         {
             if (tiled) shape_tiles(size);
 #pragma omp for
