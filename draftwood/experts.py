@@ -35,6 +35,7 @@ class Expert(Protocol):
     """Somebody with opinions about paths. Its places are its own affair; None: it has lost the path."""
 
     source: int
+    match: int  # tokens before the root that it knows from elsewhere
 
     def start(self) -> Any: ...
     def step(self, place: Any, token: int) -> Any: ...
@@ -88,6 +89,7 @@ class Matches:
     def __init__(self, text: Occurrences, start: tuple[int, int], source: int, name: str) -> None:
         """`name`: matches in texts of one name share what is learned about them."""
         self.text, self.name, self.source, self._start = text, name, source, start
+        self.match = start[1]
         self._found: dict[tuple[int, int], list[Opinion]] = {}
 
     def start(self) -> tuple[int, int]:
@@ -126,6 +128,8 @@ def trust(length: int) -> float:
 class LatticeExpert:
     """A further lattice, by depth."""
 
+    match = 0
+
     def __init__(self, lattice: Block, source: int) -> None:
         self._lattice, self.source = lattice, source
 
@@ -146,6 +150,8 @@ class LatticeExpert:
 
 class TreeExpert:
     """A tree, by node."""
+
+    match = 0
 
     def __init__(self, tree: Tree, source: int) -> None:
         self.source = source
@@ -171,6 +177,8 @@ class TreeExpert:
 
 class ConditionalExpert:
     """A conditional draft, by its own places."""
+
+    match = 0
 
     def __init__(self, draft: Conditional, source: int) -> None:
         self._draft, self.source = draft, source

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from draftwood.experts import Expert, Opinion
 from draftwood.noise import Ahead
+from draftwood.pool_gain import Case, Gain, Gains
 from draftwood.pool_weights import DEPTHS, Array, Weights, known
 from draftwood.successors import Successors
 from draftwood.tree import FAINT, Child, Growable, Ints, Tree
@@ -110,12 +111,13 @@ class Pool(Growable):
         own: int = 0,
         table_source: int = 0,
         quicker: Quicker | None = None,
+        case: Case | None = None,
     ) -> None:
         """`own` is the lattice's source, `table_source` that of tokens which only the table knows; `quicker` is how to
-        grow and to learn, where there is a way."""
+        grow and to learn, where there is a way, and `case` what is told how good the pool was."""
         self.lattice, self.table, self.experts, self.weights = lattice, table, experts, weights
         self.root, self.max_depth, self.own, self.table_source = root, max_depth, own, table_source
-        self._quicker = quicker
+        self._quicker, self.case = quicker, case or Gains().case(0, Gain())
         self._known: dict[tuple[int, int], _Mixture] = {}
 
     @cached_property
@@ -174,7 +176,7 @@ class Pool(Growable):
         judged = self._quicker.learn(self, chosen) if self._quicker else None
         if judged is not None:
             for pooled, alone in judged.tolist():
-                self.weights.judge(pooled, alone)
+                self.case.judge(pooled, alone)
             return
         place = self.start()
         for token in chosen[: self.max_depth]:
@@ -190,7 +192,7 @@ class Pool(Growable):
             p += weights.credit(opinion, p, own) * (own - p)
         if row is not None:
             rank = row.rank.get(token)
-            weights.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
+            self.case.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
             self._follow_gradient(view, row, token)
 
     def expected(self, chosen: int) -> list[tuple[View, int]]:

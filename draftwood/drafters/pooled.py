@@ -23,6 +23,7 @@ from draftwood.latency import Work
 from draftwood.native.pooled import quicker
 from draftwood.native.successors import quickest
 from draftwood.pool import Pool, View
+from draftwood.pool_gain import Gain, Gains
 from draftwood.pool_weights import Weights
 from draftwood.successors import LEARNED, Array, Successors
 from draftwood.target import Target
@@ -106,6 +107,7 @@ class PooledState:
     pool: Pool | None = None  # the last draft, as long as it can be learned from
     heard: list[int] = field(default_factory=list)  # what was committed since, its root first
     expectations: list[Expectation] = field(default_factory=list)  # of earlier drafts, where each token has one
+    gain: Gain = field(default_factory=Gain)  # what pooling brings in this text, over what it does elsewhere
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PooledState:
         return PooledState(deepcopy(self.states, memo))  # a draft knows the tables of all requests
@@ -123,8 +125,8 @@ class Pooled(Learner, Carded):
         self._recycling = next((part for part in parts if isinstance(part, Recycling)), None)
         self._said: list[Said] = []
         self._learn, self._quicker = quickest(), quicker()
-        self.weights = Weights()
-        self._drafts = 0  # since one was pooled
+        self.weights, self.gains = Weights(), Gains()
+        self._listens = True
 
     @staticmethod
     def comments(part: object) -> bool:
@@ -161,7 +163,7 @@ class Pooled(Learner, Carded):
             state.heard += tokens
 
     def rewind(self, state: PooledState, length: int) -> None:
-        state.pool, state.expectations = None, []
+        state.pool, state.expectations, state.gain = None, [], Gain()
         for part, own in zip(self.parts, state.states, strict=True):
             if not isinstance(part, Recycling):
                 part.rewind(own, length)
@@ -176,7 +178,7 @@ class Pooled(Learner, Carded):
             # The one that the pool will prefer may be far down in the drafter's own order.
             own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
             proposals[i] = part.draft(own)
-        self._drafts = 0 if self._drafts + 1 >= self.weights.every else self._drafts + 1
+        self._listens = False
         return [
             self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
         ]
@@ -218,30 +220,37 @@ class Pooled(Learner, Carded):
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Block)
-        if first is not None and not self.listens:
+        experts = self._experts(request, {i: draft for i, draft in drafts.items() if draft is not first})
+        case = self.gains.case(max((expert.match for expert in experts), default=0), state.gain)
+        if first is not None and not case.due():
             state.pool = None
             return first
+        self._listens = True
+        table = self._recycling.table if self._recycling else None
+        own, most = lattices[0] if lattices else 0, self.max_depth
+        sources = own, self._learned
+        state.pool = Pool(request.root, first, table, experts, self.weights, most, *sources, self._quicker, case)
+        return state.pool if first is None or case.pays else first
+
+    def _experts(self, request: Request, drafts: dict[int, Draft]) -> list[Expert]:
+        """Those of every part that has some, its draft being one."""
         experts: list[Expert] = []
-        for i, (part, own) in enumerate(zip(self.parts, state.states, strict=True)):
+        for i, (part, own) in enumerate(zip(self.parts, request.state.states, strict=True)):
             draft = drafts.get(i)
             if isinstance(part, Voice):
                 experts += part.experts(own, request.root, i)
             elif isinstance(draft, Tree):
                 experts.append(TreeExpert(draft, i))
             elif isinstance(draft, Block):
-                experts += [LatticeExpert(draft, i)] if draft is not first else []
+                experts.append(LatticeExpert(draft, i))
             elif draft is not None:
                 experts.append(ConditionalExpert(draft, i))
-        table = self._recycling.table if self._recycling else None
-        own_source = lattices[0] if lattices else 0
-        sources = own_source, self._learned
-        state.pool = Pool(request.root, first, table, experts, self.weights, self.max_depth, *sources, self._quicker)
-        return state.pool if first is None or self.weights.worth else first
+        return experts
 
     @property
     def listens(self) -> bool:
-        """Whether this round is pooled, be it only to be judged."""
-        return self._drafts == 0
+        """Whether a draft of this round is pooled, be it only to be judged."""
+        return self._listens
 
     @property
     def _learned(self) -> int:

@@ -25,7 +25,6 @@ from draftwood.drafters.pooled import Pooled, Recycling
 from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
-from draftwood.pool_weights import TRIAL, Weights
 from draftwood.prefix import PrefixCache
 from draftwood.target import Target
 from draftwood.tree import Lattice
@@ -121,7 +120,7 @@ def test_what_is_pooled_can_be_worse_and_still_learns() -> None:
     worse.learn([7], torch.eye(VOCAB)[[3]])
     both = worse, worse.fresh()
     for made in both:
-        made._inner.weights = Weights(choices=TRIAL, worth=True)
+        made._inner.gains.kinds[0].gain.mean = 1.0  # pooling pays
     drafts = [made.draft([Request(made.open(9), 7, 4)])[0] for made in both]
     known = [{token for _, token, _ in draft.children(draft.start())} for draft in drafts]  # type: ignore[union-attr]
     assert len(known[0]) > len(known[1]), "what it learned is not in a fresh one"

@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "draftwood"
 IDEA = {
     "tree", "grow", "accept", "sampling", "noise", "foresight", "curve", "latency", "learned", "limits", "footprint",
     "acceptance", "ledger", "trace",
-    "recording", "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "pool_weights", "experts",
-    "successors", "predictability", "recent", "trellis", "errors", "store",
+    "recording", "simulate", "hardware", "watchdog", "offline_profile", "policies", "pool", "pool_gain", "pool_weights",
+    "experts", "successors", "predictability", "recent", "trellis", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"sampling", "noise"}  # of the idea, and for its types alone: test_numpy_alone.py
 DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train", "serve_ray"}

@@ -25,7 +25,8 @@ from draftwood.native import successors
 from draftwood.native.pooled import quicker
 from draftwood.noise import Ahead, keys
 from draftwood.pool import FLOOR, Pool
-from draftwood.pool_weights import NEW, PROVEN, STEP, TRIAL, WORTH, Weights
+from draftwood.pool_gain import FIRST, GUESSED, LONGER, NEW, PAYS, SELDOM, Gain, Gains
+from draftwood.pool_weights import STEP, Weights
 from draftwood.successors import LEARNED, Learn, Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
 from draftwood.trellis import Trellis
@@ -183,14 +184,16 @@ def test_compiled_growth_is_that_of_asking_node_by_node(
 @settings(max_examples=200)
 @given(st.integers(0, 10**6), st.lists(TEXT, max_size=2), st.lists(st.integers(0, V), min_size=1, max_size=8))
 def test_compiled_learning_is_the_other_one(seed: int, texts: list[list[int]], chosen: list[int]) -> None:
-    weights = Weights(), Weights()
+    weights, gains = (Weights(), Weights()), (Gains(), Gains())
     for _ in range(3):  # what was learned is what the next one begins with
-        for one, way in zip(weights, (quicker(), None), strict=True):
+        for one, brought, way in zip(weights, gains, (quicker(), None), strict=True):
             table = taught(seed) if seed % 3 else None
             lattice = random_lattice(seed) if seed % 4 else None
-            Pool(3, lattice, table, matches(texts), one, D, quicker=way).learn(chosen)
+            case = brought.case(0, Gain())
+            Pool(3, lattice, table, matches(texts), one, D, quicker=way, case=case).learn(chosen)
     made, plain = weights
-    assert made.choices == plain.choices and made.gain == pytest.approx(plain.gain, abs=1e-9)
+    assert gains[0].choices == gains[1].choices
+    assert gains[0].kinds[0].gain.mean == pytest.approx(gains[1].kinds[0].gain.mean, abs=1e-9)
     np.testing.assert_allclose(made.exponents, plain.exponents, rtol=1e-9)
     np.testing.assert_allclose(made.matched("text"), plain.matched("text"), rtol=1e-9)
 
@@ -273,21 +276,67 @@ def test_what_is_worthless_is_switched_off() -> None:
 
 
 def test_what_pays_is_followed_once_it_has_shown_so() -> None:
-    """A drafter that knows nothing, beside a table that knows what comes next: no draft on trial heeds the table."""
+    """A drafter that knows nothing, beside a table that knows what comes next."""
     made, root, alone = Pooled([Noisy("noisy", max_depth=1), Recycling()]), 0, []
     state = made.open(8)
-    for _ in range(2 * TRIAL):
+    for _ in range(128):
         alone.append(isinstance(made.draft([Request(state, root, V)])[0], Lattice))
         chosen = (7 * root + 3) % V
         made._recycling.table.learn([root], np.array([[chosen]]), np.array([[0.9]]))
         made.extend(state, [root], None)
         root = chosen
-    assert all(alone[:TRIAL]) and not any(alone[-16:])
-    made.weights.judge(0.0, 0.9)
-    assert made.weights.worth, "one bad choice says little"
-    while made.weights.worth:
-        made.weights.judge(0.4, 0.4)
-    assert made.weights.gain <= WORTH < PROVEN
+    assert alone[0] and not any(alone[-64:])
+
+
+def judged(case, value: float, times: int) -> None:
+    for _ in range(times):
+        case.judge(0.5 + value, 0.5)
+
+
+def test_drafts_behind_longer_matches_are_judged_apart() -> None:
+    gains = Gains()
+    assert [gains.case(match, Gain()).pays for match in (0, 2, 3, 5, 6, 99)] == [False] * 2 + [True] * 4, "as guessed"
+    judged(gains.case(0, Gain()), 0.3, 4)
+    judged(gains.case(LONGER[0], Gain()), -0.3, 10 * GUESSED)
+    assert [gains.case(match, Gain()).pays for match in (0, 2, 3, 5, 6)] == [True, True, False, False, True]
+
+
+def test_a_text_for_which_pooling_pays_is_found_among_others() -> None:
+    """As one that copies is among answers that the drafter knows by heart, and the other way round."""
+    for usual, here in ((-0.1, 0.3), (0.1, -0.3)):
+        gains, own = Gains(), Gain()
+        judged(gains.case(0, Gain()), usual, NEW)
+        before = gains.case(0, Gain()).pays
+        judged(gains.case(0, own), here, 12)
+        assert gains.case(0, own).pays != before == gains.case(0, Gain()).pays
+
+
+def test_all_drafts_are_judged_at_first_and_those_of_a_text_at_its_beginning() -> None:
+    gains, own = Gains(), Gain()
+
+    def due(times: int) -> list[bool]:
+        found = []
+        for _ in range(times):
+            case = gains.case(0, own)
+            found.append(case.due())
+            if found[-1]:
+                case.judge(0.4, 0.4 + PAYS)
+        return found
+
+    assert all(due(NEW)) and sum(due(4 * SELDOM)) == 4
+    own = Gain()
+    assert all(due(FIRST)) and sum(due(4 * SELDOM)) == 4
+
+
+def test_texts_that_begin_anew_are_judged_anew() -> None:
+    made = Pooled([Noisy("noisy", max_depth=1), Recycling()])
+    state = made.open(8)
+    for root in range(3):
+        made.draft([Request(state, root, V)])
+        made.extend(state, [root], None)
+    assert state.gain.choices == 2
+    made.rewind(state, 1)
+    assert state.gain.choices == 0 and made.gains.choices == 2
 
 
 def test_drafts_are_judged_by_a_table_that_does_not_know_what_came_of_them() -> None:
@@ -320,21 +369,21 @@ def test_what_a_draft_expected_is_judged_as_it_was_drafted(seed: int) -> None:
     later.learn_at(later._view(later.start()), chosen[0])
     for (view, _), token in zip(views, chosen[1:], strict=True):
         later.learn_at(view, token)
-    assert later.weights.choices == at_once.weights.choices == D
-    assert later.weights.gain == pytest.approx(at_once.weights.gain, abs=0.02)
+    assert later.case.own.choices == at_once.case.own.choices == D
+    assert later.case.own.mean == pytest.approx(at_once.case.own.mean, abs=0.02)
     np.testing.assert_allclose(later.weights.exponents, at_once.weights.exponents, atol=STEP)
 
 
 def test_drafts_of_which_nothing_is_verified_are_judged_by_all_that_follows() -> None:
     """As `record` drafts: after every token. Two thirds of the tokens are those that the draft before them expected."""
     made, rng = Pooled([Noisy("noisy", max_depth=4), Recycling()]), np.random.default_rng(0)
-    state, root, rounds = made.open(8), 0, 30  # so few that pooling is on trial
+    state, root, rounds = made.open(8), 0, 30
     for _ in range(rounds):
         made.draft([Request(state, root, V)])
         first = next(token for _, token, _ in state.pool.children(state.pool.start()))
         made.extend(state, [root], None)
         root = first if rng.random() < 2 / 3 else int(rng.integers(V))
-    assert made.weights.choices > 1.5 * rounds
+    assert made.gains.choices > 1.5 * rounds
     made.rewind(state, 3)
     assert state.expectations == []
 
