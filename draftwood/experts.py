@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import exp
 from typing import Any, Protocol
@@ -155,11 +156,17 @@ class TreeExpert:
 
     def __init__(self, tree: Tree, source: int) -> None:
         self.source = source
-        self._children: dict[int, dict[int, int]] = {}
         self._tokens, self._mass, self._depths = tree.tokens.tolist(), tree.mass.tolist(), tree.depths.tolist()
-        for node, parent in enumerate(tree.parents.tolist()):
+        self._parents = tree.parents
+
+    @cached_property
+    def _children(self) -> dict[int, dict[int, int]]:
+        """By node and token: made when somebody asks, for most drafts are not pooled where that does not pay."""
+        children: dict[int, dict[int, int]] = {}
+        for node, parent in enumerate(self._parents.tolist()):
             if parent >= 0:
-                self._children.setdefault(parent, {})[self._tokens[node]] = node
+                children.setdefault(parent, {})[self._tokens[node]] = node
+        return children
 
     def start(self) -> int:
         return 0

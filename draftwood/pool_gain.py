@@ -48,7 +48,11 @@ class Gains:
     """What pooling brought so far. Shared by all requests of a drafter."""
 
     kinds: list[Kind] = field(default_factory=lambda: [Kind(Gain(guess, GUESSED)) for guess in GUESSES])
-    choices: int = 0  # of all kinds
+
+    @property
+    def choices(self) -> int:
+        """Of all kinds, guesses not counted."""
+        return sum(kind.gain.choices - GUESSED for kind in self.kinds)
 
     def case(self, match: int, own: Gain) -> Case:
         """That of a draft before whose root `match` tokens occurred earlier, in a text whose difference is `own`."""
@@ -79,6 +83,5 @@ class Case:
 
     def judge(self, pooled: float, alone: float) -> None:
         """A token was chosen that the pool gave probability `pooled` and the first lattice alone `alone`."""
-        self.gains.choices += 1
         self.own.add(pooled - alone - self.kind.gain.mean, 1 / LATEST)
         self.kind.gain.add(pooled - alone, RECENT)

@@ -286,6 +286,12 @@ def test_what_pays_is_followed_once_it_has_shown_so() -> None:
         made.extend(state, [root], None)
         root = chosen
     assert alone[0] and not any(alone[-64:])
+    case = made.gains.case(0, state.gain)
+    case.judge(0.0, 0.9)
+    assert case.pays, "one bad choice says little"
+    for _ in range(2 * NEW):
+        case.judge(0.4, 0.4)
+    assert not case.pays
 
 
 def judged(case, value: float, times: int) -> None:
