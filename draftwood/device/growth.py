@@ -41,6 +41,15 @@ class _Level:
     kept: int
 
 
+def _level(front: int, width: int, most: int, paired: bool, device: torch.device) -> _Level:
+    """The candidates below `front` parents, of which `most` are kept."""
+    ranks = torch.full((front,), most) if paired else most // torch.arange(1, front + 1)
+    ranks = ranks.clamp(max=width)
+    parent = torch.arange(front).repeat_interleave(ranks)
+    rank = torch.arange(len(parent)) - (ranks.cumsum(0) - ranks)[parent]
+    return _Level(parent.to(device), rank.to(device), min(most, len(parent)))
+
+
 class Grower:
     """Grows trees of one `Growth` from lattices or trellises `[depth, width]`."""
 
@@ -50,12 +59,13 @@ class Grower:
         self.size = growth.size(depth, width)  # N
         self._levels: list[_Level] = []
         most = growth.n_max if growth.per_depth is None else min(growth.n_max, growth.per_depth)
+        levels: dict[int, _Level] = {}  # by how many parents: most depths have as many
         front = 1
         for _ in range(min(depth, growth.depth or depth) if self.size else 0):
-            pairs = [(p, r) for p in range(front) for r in range(min(width, most if paired else most // (p + 1)))]
-            front = min(most, len(pairs))
-            parent, rank = torch.tensor(pairs, device=device).T.contiguous()
-            self._levels.append(_Level(parent, rank, front))
+            if front not in levels:
+                levels[front] = _level(front, width, most, paired, device)
+            self._levels.append(levels[front])
+            front = self._levels[-1].kept
         depths = [d for d, level in enumerate(self._levels, 1) for _ in range(level.kept)]
         self._depths = torch.tensor(depths, dtype=torch.int64, device=device)  # of all kept nodes
 

@@ -54,6 +54,7 @@ class State:
             length.fill_(len(tokens) - 1)
         self.root.fill_(tokens[-1])
         self.end.fill_(end)
+        self.n.zero_()  # stages that are captured now find the last request's tree, which may have fewer nodes than it
         self.dice.reset(sampling, tokens, foresees)
 
     def nbytes(self) -> int:
