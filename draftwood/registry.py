@@ -56,10 +56,10 @@ def drafter_names() -> list[str]:
 def policy(spec: str) -> Policy:
     """`"ddtree:32"` -> the rule. Raises BadInput for an unknown name or a parameter it cannot use."""
     name, colon, argument = spec.partition(":")
-    entries = _entries(POLICIES)
-    if name not in entries:
-        raise BadInput(_unknown("policy", spec, name, sorted(entries)))
-    rule: Policy = _load(entries[name]).parse(argument if colon else None)
+    entry = _entry(POLICIES, name)
+    if entry is None:
+        raise BadInput(_unknown("policy", spec, name, policy_names()))
+    rule: Policy = _load(entry).parse(argument if colon else None)
     return rule
 
 
@@ -99,19 +99,26 @@ def drafter_bytes(spec: Named, itemsize: int) -> int:
 def _drafter_kind(spec: str) -> tuple[Any, str]:
     """The class of a drafter and the argument of its `load`."""
     kind, _, argument = spec.partition(":")
-    entries = _entries(DRAFTERS)
-    if kind not in entries:
+    entry = _entry(DRAFTERS, kind)
+    if entry is None:
         if "/" not in spec and not Path(spec).is_dir():
             problem = _unknown("drafter", spec, kind, drafter_names())
             raise BadInput(f"{problem} A folder or a Hub name (owner/name) works too.")
-        kind, argument = "dflash", spec
-    return _load(entries[kind]), argument
+        entry, argument = _built_in(DRAFTERS)["dflash"], spec
+    return _load(entry), argument
+
+
+def _entry(group: str, name: str) -> EntryPoint | None:
+    """A built-in name stays ours whatever is installed; it is found without a look at that."""
+    return _built_in(group).get(name) or _entries(group).get(name)
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:
-    """Name to entry point; a built-in name stays ours whatever is installed."""
-    built_in = [entry for entry in BUILT_IN if entry.group == group]
-    return {entry.name: entry for entry in (*entry_points(group=group), *built_in)}
+    return {entry.name: entry for entry in entry_points(group=group)} | _built_in(group)
+
+
+def _built_in(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in BUILT_IN if entry.group == group}
 
 
 def _load(entry: EntryPoint) -> Any:
