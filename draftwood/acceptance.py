@@ -165,7 +165,8 @@ class AcceptanceModel:
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
         if typical:
             self._remember(round)
-        self._reach(round, position)
+        if round.asked:
+            self._reach(round, position)
         self._text.see(round.confidence)
 
     def turn(self) -> None:

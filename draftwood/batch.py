@@ -25,7 +25,7 @@ from draftwood.learned import reach
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds
+from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds, asked
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
@@ -157,9 +157,10 @@ class Batch:
         with clock("choose"):
             costs = self._chooser.costs(load)
             drafts = self._chooser.drafts(load, costs)
-            first, self._drafted = not self._drafted, any(drafts)
+            first = not self._drafted
             typical = drafts == self._chooser.able(writing)
         proposed = self._rounds.propose(writing, drafts, clock)
+        self._drafted = asked(proposed) > 0
         with clock("choose"):
             trees = self._decide(lambda: self._chooser.choose(load, proposed, costs))
         parts = [*map(Part, writing, trees), *chunks]
@@ -203,11 +204,11 @@ class Batch:
         writing = [part.request for part in parts if not part.known]
         if not writing:
             return [None] * len(parts)
-        width, drafted = self._width(sum(part.size for part in parts)), sum(map(bool, begun.proposals))
+        width, drafted = self._width(sum(part.size for part in parts)), asked(begun.proposals)
         nodes = sum(len(part.tree) for part in parts if not part.known)
         context, padding = mean_context(writing), width - 1 - nodes
-        predicted = self._latency_of(len(self.requests)).predict(nodes, context, drafted > 0, padding)
-        if 0 < drafted < len(self.requests):
+        predicted = self._latency_of(len(self.requests)).predict(nodes, context, any(begun.proposals), padding)
+        if drafted < len(self.requests) and "draft" in predicted:
             predicted = {**predicted, "draft": self._chooser.draft_s(drafted, context)}
         records = [
             None if part.known or verdict is None else _record(part, verdict, proposal, width, seconds, predicted)
@@ -224,14 +225,14 @@ class Batch:
             if len(writing) > 1:
                 positions = _deepest(begun.proposals)
                 whole = replace(
-                    whole, context=context, n=nodes, drafted=drafted > 0, padding=padding, positions=positions
+                    whole, context=context, n=nodes, drafted=any(begun.proposals), padding=padding, positions=positions
                 )
             self._timed.append(_Timed(whole, len(writing), drafted, begun.first))
         return records
 
     def _position(self, costs: Costs, drafted: int, writing: int, context: int) -> float:
         """What one more position takes of one request's draft, in plain steps of one request."""
-        if drafted == len(self.requests):  # priced before the round; no need to price it anew
+        if drafted in (0, len(self.requests)):  # priced before the round; no need to price it anew
             return costs.position
         return self._chooser.position_s(drafted, context) * writing / costs.plain_s
 

@@ -127,6 +127,10 @@ class Pool(Growable):
         a = self.weights.exponents[:, 0].tolist() if self.table else [1.0] * DEPTHS
         return _Rows(self.lattice, [a[min(d, DEPTHS - 1)] for d in range(len(self.lattice))])
 
+    @property
+    def asked(self) -> bool:
+        return self.case.asks
+
     def grown(
         self,
         root: int,
@@ -175,8 +179,8 @@ class Pool(Growable):
         """The target wrote `chosen` behind the root."""
         judged = self._quicker.learn(self, chosen) if self._quicker else None
         if judged is not None:
-            for pooled, alone in judged.tolist():
-                self.case.judge(pooled, alone)
+            for row in judged.tolist():
+                self.case.judge(*row)
             return
         place = self.start()
         for token in chosen[: self.max_depth]:
@@ -186,13 +190,14 @@ class Pool(Growable):
     def learn_at(self, view: View, token: int) -> None:
         """The target wrote `token` where the pool had this view."""
         place, weights, row = view.place, self.weights, view.row
-        p = self._of(view.found, place, token)
+        p, without = self._of(view.found, place, token), view.found.after.get(token, 0.0)
         for opinion, _ in reversed(view.opinions):
             own = opinion.probs.get(token, 0.0)
-            p += weights.credit(opinion, p, own) * (own - p)
+            share = weights.credit(opinion, p, own)
+            p, without = p + share * (own - p), without + share * (own - without)
         if row is not None:
             rank = row.rank.get(token)
-            self.case.judge(p, 0.0 if rank is None else exp(row.logp[rank]))
+            self.case.judge(p, 0.0 if rank is None else exp(row.logp[rank]), without)
             self._follow_gradient(view, row, token)
 
     def expected(self, chosen: int) -> list[tuple[View, int]]:
@@ -321,5 +326,6 @@ class Quicker:
     # Of a pool; the most nodes, the most that one may cost, and the most that one with children may; noise ahead; the
     # `shifts` and `vocab` of `Pool.grown`.
     grow: Callable[[Pool, int, float, float, Ahead | None, Ints | None, int], Tree | None]
-    # Of a pool and what was chosen: `[n, 2]`, the probability that the pool gave each token, and the lattice alone.
+    # Of a pool and what was chosen: `[n, 3]`, the probability that the pool gave each token, the lattice alone, and all
+    # but the lattice.
     learn: Callable[[Pool, Sequence[int]], Array | None]

@@ -11,15 +11,17 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 LONGER = (3, 6)  # tokens before the root that occurred earlier, from which on a draft is of the next kind
-GUESSES = (0.0, 0.05, 0.2)  # of each kind's gain,
+GUESSES = ((0.0, 0.3), (0.05, 0.06), (0.2, 0.01))  # of each kind: what pooling adds, and the block,
 GUESSED = 16  # and choices that they count for
 RECENT = 0.01  # weight of a kind's newest choice
 LATEST, DOUBT = 32, 8  # choices of its own that a text's difference is of, and that it is doubted for
 # Trees of 9 nodes get exp(2 gain) times as many tokens (docs/log.md), and pooling takes 3 % of a round.
 PAYS = 0.015
+BLOCK_PAYS = 0.025  # likewise: a drafter's forward takes 5 % at least
 # Choices in each of which pooling is judged whether it pays or not, at first and in each text; after these, drafts of
 # which one is. Most of what pooling takes is for learning.
 NEW, FIRST, SELDOM = 512, 16, 16
+SURE = GUESSED + 48
 
 
 @dataclass(slots=True)
@@ -39,7 +41,8 @@ class Gain:
 class Kind:
     """Drafts behind about as long a match, of all requests."""
 
-    gain: Gain
+    gain: Gain  # of pooling, over the block alone
+    block: Gain  # of the block, over all the rest
     waiting: int = 0  # drafts since one was judged
 
 
@@ -47,7 +50,9 @@ class Kind:
 class Gains:
     """What pooling brought so far. Shared by all requests of a drafter."""
 
-    kinds: list[Kind] = field(default_factory=lambda: [Kind(Gain(guess, GUESSED)) for guess in GUESSES])
+    kinds: list[Kind] = field(
+        default_factory=lambda: [Kind(Gain(gain, GUESSED), Gain(block, GUESSED)) for gain, block in GUESSES]
+    )
 
     @property
     def choices(self) -> int:
@@ -56,32 +61,30 @@ class Gains:
 
     def case(self, match: int, own: Gain) -> Case:
         """That of a draft before whose root `match` tokens occurred earlier, in a text whose difference is `own`."""
-        return Case(self, self.kinds[bisect_right(LONGER, match)], own)
+        kind = self.kinds[bisect_right(LONGER, match)]
+        kind.waiting += 1
+        seldom = kind.waiting >= SELDOM
+        asks = seldom or kind.block.choices < SURE or kind.block.mean > BLOCK_PAYS
+        pays = kind.gain.mean + own.choices / (own.choices + DOUBT) * own.mean > PAYS
+        pools = seldom or pays or not asks or self.choices < NEW or own.choices < FIRST
+        if asks and pools:
+            kind.waiting = 0
+        return Case(kind, own, asks, pools, pays)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One draft, which may be pooled."""
+    """One draft, which may be pooled, and may do without the block."""
 
-    gains: Gains
     kind: Kind
     own: Gain
+    asks: bool  # whether there should be a block, if only to be judged
+    pools: bool  # whether there should be a pool, likewise
+    pays: bool  # whether the pool should be followed
 
-    @property
-    def pays(self) -> bool:
-        """Whether the pool should be followed."""
-        trusted = self.own.choices / (self.own.choices + DOUBT)
-        return self.kind.gain.mean + trusted * self.own.mean > PAYS
-
-    def due(self) -> bool:
-        """Whether there should be a pool, be it only to be judged. Counts the draft."""
-        self.kind.waiting += 1
-        new = self.gains.choices < NEW or self.own.choices < FIRST
-        due = new or self.pays or self.kind.waiting >= SELDOM
-        self.kind.waiting = 0 if due else self.kind.waiting
-        return due
-
-    def judge(self, pooled: float, alone: float) -> None:
-        """A token was chosen that the pool gave probability `pooled` and the first lattice alone `alone`."""
+    def judge(self, pooled: float, alone: float, without: float) -> None:
+        """A token was chosen that the pool gave probability `pooled`, the block alone `alone`, and all but the block
+        `without`."""
         self.own.add(pooled - alone - self.kind.gain.mean, 1 / LATEST)
         self.kind.gain.add(pooled - alone, RECENT)
+        self.kind.block.add(pooled - without, RECENT)

@@ -5,6 +5,7 @@ The other form, on the device with static shapes, is `device/rounds.py`. Both gi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,7 +28,7 @@ from draftwood.plan import Verified
 from draftwood.request import Part, Request
 from draftwood.sampling import Sampler
 from draftwood.target import Target
-from draftwood.tree import Draft, Lattice, Tree
+from draftwood.tree import Draft, Growable, Lattice, Tree
 
 PREFILL_CHUNK = 512  # tokens: bounds the mask and the activations of a long prompt
 MOST_UNTOLD = 64  # rounds whose taps wait for the drafter: bounds the memory that they hold
@@ -49,7 +50,18 @@ class Proposal:
 
     tree: Tree
     draft: Lattice | Tree
-    positions: int | None = None  # that the drafter was asked for, where a forward takes the longer the more these are
+    # That the drafter was asked for, where a forward takes the longer the more these are; 0: it did not run.
+    positions: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a drafter ran."""
+        return self.positions != 0
+
+
+def asked(proposals: Sequence[Proposal | None]) -> int:
+    """For how many requests a drafter ran."""
+    return sum(found is not None and found.asked for found in proposals)
 
 
 class Rounds(Protocol):
@@ -129,18 +141,25 @@ class HostRounds:
         self._drafted = set(asked)
         if self._drafter is None or not asked:
             return [None] * len(requests)
-        with clock("draft"):
-            for request in asked:
-                self._tell(request)
-            asks = list(map(self._asks, asked))
-            found = self._drafter.draft(asks)
+        start = time.perf_counter()
+        for request in asked:
+            self._tell(request)
+        asks = list(map(self._asks, asked))
+        found = self._drafter.draft(asks)
+        positions = [self._positions(ask, draft) for ask, draft in zip(asks, found, strict=True)]
+        # What only the text's own memory drafted took no draft's time, by which others would be priced.
+        clock.add("draft" if any(at != 0 for at in positions) else "grow", time.perf_counter() - start)
         with clock("grow"):
             found = [foreseen(d, ask.ahead) if ask.ahead else d for d, ask in zip(found, asks, strict=True)]
             trees = list(map(grown, asked, found))
             self._require_known(trees, self._drafter.name)
-        positions = (ask.depth if self._deepens else None for ask in asks)
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
         return [next(proposals) if drafted else None for drafted in drafts]
+
+    def _positions(self, ask: base.Request, draft: Draft) -> int | None:
+        if isinstance(draft, Growable) and not draft.asked:
+            return 0
+        return ask.depth if self._deepens else None
 
     def _require_known(self, trees: Sequence[Tree], drafter: str) -> None:
         """Raise BadModel for tokens that the target does not know: they would be looked up beyond its weights."""

@@ -54,19 +54,22 @@ class Script:
     places: Sequence[int]  # the contexts that have one, ascending
     deepens: bool = False  # whether its drafter gives no more positions than it is asked for
     confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds told it
+    free: frozenset[int] = frozenset()  # contexts of drafts that no drafter ran for
 
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
         drafts: dict[int, Lattice | Tree] = {}
         confidences: dict[int, float] = {}
+        free: set[int] = set()
         deepens = any(r.positions is not None for r in answer.rounds)
         for source in (*others, answer):
             end = source.prompt_tokens + shared(source.tokens, answer.tokens)
             within = [r for r in source.rounds if r.context < end]
             drafts |= {r.context: r.draft for r in within if r.draft is not None}
+            free = free - {r.context for r in within if r.asked} | {r.context for r in within if r.positions == 0}
             confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
-        return cls(answer, drafts, sorted(drafts), deepens, confidences)
+        return cls(answer, drafts, sorted(drafts), deepens, confidences, frozenset(free))
 
     @property
     def end(self) -> int:
@@ -75,7 +78,7 @@ class Script:
 
     def draft(self, context: int, wanted: Asked) -> Lattice | Tree:
         """What the drafter would have given there, had no more been asked for."""
-        draft, positions = self.drafts[context], wanted.positions if self.deepens else None
+        draft, positions = self.drafts[context], wanted.positions if self.deepens and context not in self.free else None
         if isinstance(draft, Lattice):
             return Lattice(draft.tokens[:positions, : wanted.width], draft.logp[:positions, : wanted.width])
         return draft if positions is None else draft.up_to_depth(positions)
@@ -123,9 +126,11 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
             at = resume
             continue
         record, tree = _round(policy, script, at, costs, model, script.draft(at, wanted) if drafts else None)
-        if drafts and not drafted:
+        if drafts and at in script.free:
+            record = replace(record, positions=0, seconds=record.seconds | {"draft": 0.0})
+        if record.asked and not drafted:
             record.seconds["draft"] += costs.resume_s
-        drafted = drafts
+        drafted = record.asked
         model.observe(record, position=costs.position)
         model.charge(record, costs.plain_s)
         played.clipped += _clipped(tree, record.draft)

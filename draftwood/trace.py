@@ -28,9 +28,15 @@ class Round:
     predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
     padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
-    positions: int | None = None  # that the drafter was asked for; None: not known, or it makes no difference
+    # That the drafter was asked for; None: not known, or it makes no difference; 0: what the text repeats was enough.
+    positions: int | None = None
     grown: int | None = None  # nodes that it was chosen from; None: not known
     confidence: float | None = None  # the target's probability of its likeliest token, on average of visited nodes
+
+    @property
+    def asked(self) -> bool:
+        """Whether a drafter ran."""
+        return self.drafted and self.positions != 0
 
     @property
     def accepted(self) -> int:

@@ -152,6 +152,11 @@ class Conditional(Protocol):
 class Growable(ABC):
     """A conditional draft whose tree may be had in a quicker way than by asking node by node."""
 
+    @property
+    def asked(self) -> bool:
+        """Whether a drafter ran for it."""
+        return True
+
     @abstractmethod
     def grown(self, root: int, n_max: int, most: float, barren: float, ahead: Ahead | None = None) -> Tree | None:
         """The best-first tree below the token `root`: at most `n_max` nodes, none that costs more than `most`, no child

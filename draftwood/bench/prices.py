@@ -41,7 +41,7 @@ def recorded_rounds(trace: Trace) -> Iterator[tuple[Round, bool]]:
         before = False
         for round in answer.rounds:
             yield round, not before
-            before = round.drafted
+            before = round.asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Average:
         parts, widths, drafts = (defaultdict[Any, list[tuple[float, float]]](list) for _ in range(3))
         for round, first in recorded_rounds(trace):
             predicted = dict(model.predict(round.n, round.context, round.drafted, round.padding))
-            if first and round.drafted:
+            if first and round.asked:
                 predicted["draft"] += model.costs(0, round.context).resume_s
             pairs = {part: (seconds, predicted.get(part, 0.0)) for part, seconds in round.parts.items()}
             for part, pair in pairs.items():
                 parts[part].append(pair)
             widths[round.n].append(pairs["verify"])
-            if round.positions is not None and not first:
+            if round.positions and not first:
                 drafts[round.positions].append(pairs["draft"])
         scale = dict.fromkeys(PARTS, 1.0) | _ratios(parts, 1)
         return cls(model, model, scale, _ratios(widths, OFTEN), _ratios(drafts, OFTEN))

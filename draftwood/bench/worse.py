@@ -128,6 +128,10 @@ class Shifted(Growable):
     def faint(self) -> float:
         return self.inner.faint
 
+    @property
+    def asked(self) -> bool:
+        return not isinstance(self.inner, Growable) or self.inner.asked
+
     def start(self) -> tuple[int, Any]:
         return 0, self.inner.start()
 

@@ -23,7 +23,7 @@ from draftwood.latency import Work
 from draftwood.native.pooled import quicker
 from draftwood.native.successors import quickest
 from draftwood.pool import Pool, View
-from draftwood.pool_gain import Gain, Gains
+from draftwood.pool_gain import Case, Gain, Gains
 from draftwood.pool_weights import Weights
 from draftwood.successors import LEARNED, Array, Successors
 from draftwood.target import Target
@@ -113,6 +113,14 @@ class PooledState:
         return PooledState(deepcopy(self.states, memo))  # a draft knows the tables of all requests
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Of one draft, before anybody is asked."""
+
+    case: Case
+    voices: dict[int, list[Expert]]  # by part
+
+
 class Pooled(Learner, Carded):
     """Drafters, voices and a successor table as one drafter."""
 
@@ -173,14 +181,19 @@ class Pooled(Learner, Carded):
         for request in requests:
             self._hear(request)
         self._take_over()
-        proposals: dict[int, list[Draft]] = {}
-        for i, part in self._drafters.items():
+        plans = [self._plan(request) for request in requests]
+        asked = [request for request, plan in zip(requests, plans, strict=True) if plan.case.asks]
+        found: list[dict[int, Draft]] = [{} for _ in asked]
+        for i, part in self._drafters.items() if asked else ():
             # The one that the pool will prefer may be far down in the drafter's own order.
-            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
-            proposals[i] = part.draft(own)
+            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in asked]
+            for drafts, draft in zip(found, part.draft(own), strict=True):
+                drafts[i] = draft
         self._listens = False
+        left = iter(found)
         return [
-            self._pool(request, {i: drafts[r] for i, drafts in proposals.items()}) for r, request in enumerate(requests)
+            self._pool(request, plan, next(left) if plan.case.asks else {})
+            for request, plan in zip(requests, plans, strict=True)
         ]
 
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
@@ -215,37 +228,33 @@ class Pooled(Learner, Carded):
                 self._learn(self._recycling.table, *said)
         self._said.clear()
 
-    def _pool(self, request: Request, drafts: dict[int, Draft]) -> Draft:
+    def _plan(self, request: Request) -> _Plan:
+        """What the text itself says behind a request's root, and what else is asked for."""
+        voices = {
+            i: part.experts(own, request.root, i)
+            for i, (part, own) in enumerate(zip(self.parts, request.state.states, strict=True))
+            if isinstance(part, Voice)
+        }
+        match = max((expert.match for experts in voices.values() for expert in experts), default=0)
+        return _Plan(self.gains.case(match, request.state.gain), voices)
+
+    def _pool(self, request: Request, plan: _Plan, drafts: dict[int, Draft]) -> Draft:
         state: PooledState = request.state
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Block)
-        experts = self._experts(request, {i: draft for i, draft in drafts.items() if draft is not first})
-        case = self.gains.case(max((expert.match for expert in experts), default=0), state.gain)
-        if first is not None and not case.due():
+        if first is not None and not plan.case.pools:
             state.pool = None
             return first
         self._listens = True
+        experts = [
+            expert for i in range(len(self.parts)) for expert in plan.voices.get(i) or _spoken(drafts.get(i), first, i)
+        ]
         table = self._recycling.table if self._recycling else None
         own, most = lattices[0] if lattices else 0, self.max_depth
         sources = own, self._learned
-        state.pool = Pool(request.root, first, table, experts, self.weights, most, *sources, self._quicker, case)
-        return state.pool if first is None or case.pays else first
-
-    def _experts(self, request: Request, drafts: dict[int, Draft]) -> list[Expert]:
-        """Those of every part that has some, its draft being one."""
-        experts: list[Expert] = []
-        for i, (part, own) in enumerate(zip(self.parts, request.state.states, strict=True)):
-            draft = drafts.get(i)
-            if isinstance(part, Voice):
-                experts += part.experts(own, request.root, i)
-            elif isinstance(draft, Tree):
-                experts.append(TreeExpert(draft, i))
-            elif isinstance(draft, Block):
-                experts.append(LatticeExpert(draft, i))
-            elif draft is not None:
-                experts.append(ConditionalExpert(draft, i))
-        return experts
+        state.pool = Pool(request.root, first, table, experts, self.weights, most, *sources, self._quicker, plan.case)
+        return state.pool if first is None or plan.case.pays else first
 
     @property
     def listens(self) -> bool:
@@ -256,3 +265,12 @@ class Pooled(Learner, Carded):
     def _learned(self) -> int:
         """The source of tokens that only the successor table knows."""
         return next((i for i, part in enumerate(self.parts) if isinstance(part, Recycling)), 0)
+
+
+def _spoken(draft: Draft | None, first: Draft | None, source: int) -> list[Expert]:
+    """A drafter's proposal as an opinion, unless it is the block that others are weighed against."""
+    if draft is None or draft is first:
+        return []
+    if isinstance(draft, Tree):
+        return [TreeExpert(draft, source)]
+    return [LatticeExpert(draft, source) if isinstance(draft, Block) else ConditionalExpert(draft, source)]

@@ -28,17 +28,18 @@ static void follow_gradient(double *exponents, const Row *row, const Corrected *
     move(exponents + known_of(found->seen), log((at < 0 ? 0.0 : found->said[at]) + FLOOR) - mean_s, 0.0);
 }
 
-// A token was chosen that the others gave probability `others`; what they and the opinion give it together.
-static double credit(const Opinion *said, double others, int64_t token) {
+// A token was chosen that the others gave probability `p[0]`, and those without the row `p[1]`: now what these and the
+// opinion give it together.
+static void credit(const Opinion *said, double *p, int64_t token) {
     int32_t edge = find(said->text, said->state, (int32_t)token);
     double own = edge < 0 ? 0.0 : likely(said, edge), share = share_of(said->evidence);
-    double by = share * own / (share * own + (1.0 - share) * fmax(others, UNHEARD));
+    double by = share * own / (share * own + (1.0 - share) * fmax(p[0], UNHEARD));
     said->evidence[0] = MEMORY * said->evidence[0] + 1.0 - by, said->evidence[1] = MEMORY * said->evidence[1] + by;
-    return others + share * (own - others);
+    for (int64_t i = 0; i < 2; i++) p[i] += share * (own - p[i]);
 }
 
-// The target wrote `chosen` [n] behind `root`: exponents and evidence learn of it. Into `judged` [n, 2] what the pool and
-// the row alone had given each token. Returns how many of them there was a row for.
+// The target wrote `chosen` [n] behind `root`: exponents and evidence learn of it. Into `judged` [n, 3] what the
+// pool, the row alone and all but the row had given each token. Returns how many of them there was a row for.
 int64_t learn_pooled(const Pool *pool, int64_t root, const int64_t *chosen, int64_t n, double *judged) {
     int32_t places[TEXTS][2];
     int64_t rows = 0;
@@ -54,10 +55,11 @@ int64_t learn_pooled(const Pool *pool, int64_t root, const int64_t *chosen, int6
         int64_t rank = rank_of(&row, token);
         while (at < found.count && found.tokens[at] != token) at++;
         if (at == found.count) at = -1;
-        double p = at >= 0 ? found.p[at] : rank >= 0 ? found.factor * row.powers[rank] : 0.0;
-        while (said--) p = credit(opinions + said, p, token);
+        double p[2] = {at >= 0 ? found.p[at] : rank >= 0 ? found.factor * row.powers[rank] : 0.0, at < 0 ? 0.0 : found.said[at]};
+        while (said--) credit(opinions + said, p, token);
         if (row.there) {
-            judged[2 * rows] = p, judged[2 * rows++ + 1] = rank < 0 ? 0.0 : exp(row.logp[rank]);
+            double *own = judged + 3 * rows++;
+            own[0] = p[0], own[1] = rank < 0 ? 0.0 : exp(row.logp[rank]), own[2] = p[1];
             if (pool->table && found.count && (rank >= 0 || at >= 0))
                 follow_gradient(exponents_of(pool, depth), &row, &found, rank, at);
         }

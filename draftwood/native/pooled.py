@@ -71,7 +71,7 @@ def learned(pool: Pool, chosen: Sequence[int]) -> Array | None:
     own = _bound(pool)
     if own is None:
         return None
-    tokens, judged = np.array(chosen, np.int64), np.empty((len(chosen), 2))
+    tokens, judged = np.array(chosen, np.int64), np.empty((len(chosen), 3))
     what = c_int64(pool.root), address(tokens), c_int64(len(tokens)), address(judged)
     return judged[: library().learn_pooled(byref(own), *what)]
 

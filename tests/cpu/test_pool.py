@@ -25,7 +25,7 @@ from draftwood.native import successors
 from draftwood.native.pooled import quicker
 from draftwood.noise import Ahead, keys
 from draftwood.pool import FLOOR, Pool
-from draftwood.pool_gain import FIRST, GUESSED, LONGER, NEW, PAYS, SELDOM, Gain, Gains
+from draftwood.pool_gain import FIRST, GUESSED, LONGER, NEW, PAYS, SELDOM, SURE, Case, Gain, Gains
 from draftwood.pool_weights import STEP, Weights
 from draftwood.successors import LEARNED, Learn, Successors
 from draftwood.tree import FAINT, Lattice, Tree, chain_tree
@@ -191,9 +191,11 @@ def test_compiled_learning_is_the_other_one(seed: int, texts: list[list[int]], c
             lattice = random_lattice(seed) if seed % 4 else None
             case = brought.case(0, Gain())
             Pool(3, lattice, table, matches(texts), one, D, quicker=way, case=case).learn(chosen)
-    made, plain = weights
     assert gains[0].choices == gains[1].choices
-    assert gains[0].kinds[0].gain.mean == pytest.approx(gains[1].kinds[0].gain.mean, abs=1e-9)
+    made, plain = (brought.kinds[0] for brought in gains)
+    assert made.gain.mean == pytest.approx(plain.gain.mean, abs=1e-9)
+    assert made.block.mean == pytest.approx(plain.block.mean, abs=1e-9)
+    made, plain = weights
     np.testing.assert_allclose(made.exponents, plain.exponents, rtol=1e-9)
     np.testing.assert_allclose(made.matched("text"), plain.matched("text"), rtol=1e-9)
 
@@ -260,7 +262,7 @@ def test_exponents_follow_the_gradient_of_the_likelihood() -> None:
 def test_what_is_worthless_is_switched_off() -> None:
     """A drafter whose probabilities are right, beside a table that is wrong: the lattice goes out alone, and seldom
     is there a pool that could be judged once it is new no more."""
-    made, rng = Pooled([Noisy("noisy", max_depth=1), Recycling()]), np.random.default_rng(0)
+    made, rng = Pooled([Noisy("noisy", vocab=30, max_depth=1), Recycling()]), np.random.default_rng(0)
     state, root, alone, judged = made.open(8), 0, [], []
     for _ in range(NEW + 600):
         alone.append(isinstance(made.draft([Request(state, root, 97)])[0], Lattice))
@@ -286,17 +288,16 @@ def test_what_pays_is_followed_once_it_has_shown_so() -> None:
         made.extend(state, [root], None)
         root = chosen
     assert alone[0] and not any(alone[-64:])
-    case = made.gains.case(0, state.gain)
-    case.judge(0.0, 0.9)
-    assert case.pays, "one bad choice says little"
-    for _ in range(2 * NEW):
-        case.judge(0.4, 0.4)
-    assert not case.pays
+    judged(made.gains.case(0, state.gain), -0.9, 1)
+    assert made.gains.case(0, state.gain).pays, "one bad choice says little"
+    judged(made.gains.case(0, state.gain), 0.0, 2 * NEW)
+    assert not made.gains.case(0, state.gain).pays
 
 
-def judged(case, value: float, times: int) -> None:
+def judged(case: Case, value: float, times: int, block: float = 0.5) -> None:
+    """By choices to which pooling adds `value`, and the block `block`."""
     for _ in range(times):
-        case.judge(0.5 + value, 0.5)
+        case.judge(0.5 + value, 0.5, 0.5 + value - block)
 
 
 def test_drafts_behind_longer_matches_are_judged_apart() -> None:
@@ -317,6 +318,38 @@ def test_a_text_for_which_pooling_pays_is_found_among_others() -> None:
         assert gains.case(0, own).pays != before == gains.case(0, Gain()).pays
 
 
+def test_a_block_that_adds_nothing_is_asked_for_seldom_once_that_is_sure() -> None:
+    """Behind long matches here; elsewhere it is always."""
+    gains = Gains()
+    for match in (0, LONGER[-1]):
+        judged(gains.case(match, Gain()), 0.3, SURE - GUESSED - 1, block=0.3 if match == 0 else 0.0)
+        assert gains.case(match, Gain()).asks, "too little is known"
+        judged(gains.case(match, Gain()), 0.3, 1, block=0.0)
+    asked = [(case.asks, case.pools) for case in (gains.case(LONGER[-1], Gain()) for _ in range(4 * SELDOM))]
+    assert sum(asks for asks, _ in asked) == 4 and all(pools for _, pools in asked)
+    assert all(gains.case(0, Gain()).asks for _ in range(4 * SELDOM))
+    judged(gains.case(LONGER[-1], Gain()), 0.3, SURE, block=0.3)
+    assert gains.case(LONGER[-1], Gain()).asks, "it may come to know more"
+
+
+def test_a_text_that_repeats_itself_is_drafted_without_the_drafter() -> None:
+    """Which is asked for what is new, and now and then. It knows nothing here; its state follows the text anyway."""
+    inner = Noisy("noisy", vocab=1000, max_depth=4)
+    made = Pooled([inner, *registry.drafter("ngram", tiny_target()).parts])
+    state, calls = made.open(400), []
+    text = [(7 * i * i + 3) % 97 + 100 for i in range(40)] * 8
+    inner.draft, own = lambda requests: calls.append(len(requests)) or own(requests), inner.draft
+    found = []
+    for at in range(len(text) - 1):
+        found.append(made.draft([Request(state, text[at], 8, 4)])[0])
+        made.extend(state, [text[at]], None)
+    late = found[-80:]
+    without = [draft for draft in late if not (isinstance(draft, Lattice) or draft.asked)]
+    assert len(without) > 60 and 0 < len(calls) < len(found), "and looked at again"
+    assert all(grow(draft, draft.root, 4).depths.max() == 4 for draft in without), "as deep as ever"
+    assert state.states[0] == text[:-1]
+
+
 def test_all_drafts_are_judged_at_first_and_those_of_a_text_at_its_beginning() -> None:
     gains, own = Gains(), Gain()
 
@@ -324,9 +357,9 @@ def test_all_drafts_are_judged_at_first_and_those_of_a_text_at_its_beginning() -
         found = []
         for _ in range(times):
             case = gains.case(0, own)
-            found.append(case.due())
+            found.append(case.pools)
             if found[-1]:
-                case.judge(0.4, 0.4 + PAYS)
+                case.judge(0.4, 0.4 + PAYS, 0.0)
         return found
 
     assert all(due(NEW)) and sum(due(4 * SELDOM)) == 4
