@@ -1,8 +1,9 @@
-"""Whether pooling pays: the probability that it adds to what the target chooses.
+"""Whether pooling pays, and the block that is pooled: the probability that each adds to what the target chooses.
 
 That is a matter of the text. Where what was just written occurred before, and in answers that copy, a pool doubles
 what is accepted; elsewhere it costs its time. So it is judged apart by how many tokens before a draft's root occurred
-earlier, and by what it brought in the request's own text. In numbers: docs/drafters.md.
+earlier, and by what it brought in the request's own text. Behind long matches the block in turn adds nothing to what
+the text says, and its drafter is spared. In numbers: docs/drafters.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BLOCK_PAYS = 0.025  # likewise: a drafter's forward takes 5 % at least
 # Choices in each of which pooling is judged whether it pays or not, at first and in each text; after these, drafts of
 # which one is. Most of what pooling takes is for learning.
 NEW, FIRST, SELDOM = 512, 16, 16
-SURE = GUESSED + 48
+SURE = GUESSED + 48  # choices of a kind, guesses counted, before its drafts may do without the block
 
 
 @dataclass(slots=True)

@@ -543,6 +543,14 @@ def test_the_depth_worth_drafting_follows_how_long_paths_are() -> None:
     assert model.depth == 3, "a look must be able to show better"
 
 
+def test_paths_that_no_drafter_was_asked_for_say_nothing_of_how_deep_to_draft() -> None:
+    model = AcceptanceModel()
+    for _ in range(60):
+        model.observe(a_round(chain(8), 2))
+    model.observe(replace(a_round(chain(8), 8), positions=0))
+    assert model.depth == 3
+
+
 def test_drafts_are_shallower_where_positions_are_dear() -> None:
     depths = []
     for price in (0.0, 0.002, 0.02, 0.2):  # plain steps

@@ -16,12 +16,14 @@ from draftwood.acceptance import TRIALS, AcceptanceModel
 from draftwood.batch import CHUNK_BESIDE
 from draftwood.cache import KVCache
 from draftwood.choosing import ALIKE, ASKED, KEPT, MOST_UNASKED, Load
+from draftwood.drafters.pooled import Pooled
 from draftwood.engine import Engine
 from draftwood.errors import BadModel
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
+from draftwood.pool_gain import Gain
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
@@ -375,6 +377,18 @@ def test_a_batchs_draft_is_as_long_as_its_longest() -> None:
             longest.append(max(round.positions for round in rounds if round.positions is not None))
     batch._learn()
     assert longest and heard.positions[: len(longest)] == longest
+
+
+def test_a_draft_that_no_drafter_ran_for_is_no_word_on_what_drafts_take() -> None:
+    target = tiny_target()
+    drafter = Pooled([tiny_dflash(target), *registry.drafter("ngram", target).parts])
+    for kind in drafter.gains.kinds:
+        kind.block = Gain(0.0, 10**6)  # which is known to add nothing
+    rounds = [step.round for step in engine(target, drafter, "ddtree:5").run(PROMPT, 60) if step.round]
+    free = [round for round in rounds if not round.asked]
+    assert 0 < len(rounds) - len(free) < len(free), "it is looked at again, seldom"
+    assert all(round.drafted and not round.predicted.get("draft") for round in free)
+    assert all(("draft" in round.seconds) == round.asked for round in rounds)
 
 
 class Counting(DDTree):

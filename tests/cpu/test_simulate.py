@@ -19,6 +19,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.hardware import CONFIGS, Modelled, draft_work, footprint, hardware, target_config
 from draftwood.latency import LatencyModel, Machine
+from draftwood.limits import Asked
 from draftwood.policies.base import Costs, Outlook
 from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
@@ -27,7 +28,7 @@ from draftwood.registry import policy
 from draftwood.simulate import Script, replay, scripts, shared
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree, matched
+from draftwood.tree import Lattice, Tree, chain_tree, matched
 from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
@@ -104,6 +105,22 @@ def test_a_draft_after_a_pause_costs_what_it_takes_to_resume(target: Target, tru
     on, resumed = (replay(Resting(), texts, Flat(resume_s)) for resume_s in (0.0, 0.5))
     looks = sum(r.drafted for r in resumed.rounds)
     assert looks > 3 and resumed.seconds == pytest.approx(on.seconds + 0.5 * looks)
+
+
+def test_a_draft_that_no_drafter_ran_for_costs_none_and_is_as_deep_as_it_was(target: Target, truth: list[int]) -> None:
+    record = an_answer(target, truth, "record")
+    rounds = [replace(r, positions=0 if r.context % 2 else 2) for r in record.rounds]
+    texts = scripts([replace(record, rounds=rounds)])
+    played = replay(policy("ddtree:4"), texts, Flat(resume_s=0.5)).rounds
+    assert {r.asked for r in played} == {True, False}
+    assert all(r.asked == (r.context % 2 == 0) for r in played)
+    before = [False, *(r.asked for r in played)]
+    assert [r.seconds["draft"] for r in played] == [
+        0.0 if not r.asked else 0.2 if went_on else 0.7 for r, went_on in zip(played, before, strict=False)
+    ]
+    pooled = replace(record, rounds=[replace(r, draft=chain_tree(range(9))) for r in rounds])
+    (text,) = scripts([pooled])
+    assert all(text.draft(r.context, Asked(4, 2)).depths.max() == (2 if r.asked else 8) for r in played)
 
 
 @dataclass(frozen=True)
@@ -269,6 +286,13 @@ def test_a_draft_is_priced_by_its_positions_and_not_by_those_for_the_record() ->
     prices = Average.of(learned(trace), trace)
     drafts = {positions: prices.costs(8, 100, positions).draft_s for positions in (1, 2, 4, 6, 16)}
     assert drafts == pytest.approx({1: 0.002, 2: 0.002, 4: 0.003, 6: 0.004, 16: 0.004}, rel=1e-6)
+
+
+def test_drafts_that_no_drafter_ran_for_make_the_others_no_cheaper() -> None:
+    usual, free = alike("bastion", 0.004), alike("bastion", 0.0, positions=0)
+    one, both = (timed(*answers) for answers in ((usual,), (usual, free)))
+    prices = [Average.of(learned(trace), trace).costs(8, 100, 16).draft_s for trace in (one, both)]
+    assert prices == pytest.approx([0.004, 0.004], rel=1e-3)
 
 
 def test_the_host_is_priced_as_a_policy_that_ran_kept_it_busy() -> None:
