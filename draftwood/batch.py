@@ -25,7 +25,7 @@ from draftwood.learned import reach
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds, asked
+from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds, ran
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
@@ -160,7 +160,7 @@ class Batch:
             first = not self._drafted
             typical = drafts == self._chooser.able(writing)
         proposed = self._rounds.propose(writing, drafts, clock)
-        self._drafted = asked(proposed) > 0
+        self._drafted = ran(proposed) > 0
         with clock("choose"):
             trees = self._decide(lambda: self._chooser.choose(load, proposed, costs))
         parts = [*map(Part, writing, trees), *chunks]
@@ -204,7 +204,7 @@ class Batch:
         writing = [part.request for part in parts if not part.known]
         if not writing:
             return [None] * len(parts)
-        width, drafted = self._width(sum(part.size for part in parts)), asked(begun.proposals)
+        width, drafted = self._width(sum(part.size for part in parts)), ran(begun.proposals)
         nodes = sum(len(part.tree) for part in parts if not part.known)
         context, padding = mean_context(writing), width - 1 - nodes
         predicted = self._latency_of(len(self.requests)).predict(nodes, context, any(begun.proposals), padding)

@@ -15,7 +15,7 @@ from draftwood.native.chances import quickest
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
 from draftwood.request import Request
-from draftwood.rounds import Proposal, Rounds, asked
+from draftwood.rounds import Proposal, Rounds, ran
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
@@ -177,7 +177,7 @@ class Chooser:
             0 if isinstance(request.policy, Joint) and groups else request.policy.choose(mass, costs[request.policy])
             for request, mass in zip(writing, masses, strict=True)
         ]
-        drafted = asked(proposed)
+        drafted = ran(proposed)
         for policy, members in groups.items():
             own = writing[members[0]].policy  # the same, as what it is beside being joint
             price = costs[own]

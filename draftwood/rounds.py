@@ -59,7 +59,7 @@ class Proposal:
         return self.positions != 0
 
 
-def asked(proposals: Sequence[Proposal | None]) -> int:
+def ran(proposals: Sequence[Proposal | None]) -> int:
     """For how many requests a drafter ran."""
     return sum(found is not None and found.asked for found in proposals)
 
