@@ -115,10 +115,12 @@ class PooledState:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Of one draft, before anybody is asked."""
+    """Of one draft: what is asked for, and what was said by each part."""
 
+    request: Request
     case: Case
-    voices: dict[int, list[Expert]]  # by part
+    voices: dict[int, list[Expert]]
+    drafts: dict[int, Draft] = field(default_factory=dict)
 
 
 class Pooled(Learner, Carded):
@@ -182,19 +184,15 @@ class Pooled(Learner, Carded):
             self._hear(request)
         self._take_over()
         plans = [self._plan(request) for request in requests]
-        asked = [request for request, plan in zip(requests, plans, strict=True) if plan.case.asks]
-        found: list[dict[int, Draft]] = [{} for _ in asked]
+        asked = [plan for plan in plans if plan.case.asks]
         for i, part in self._drafters.items() if asked else ():
+            requests = [plan.request for plan in asked]
             # The one that the pool will prefer may be far down in the drafter's own order.
-            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in asked]
-            for drafts, draft in zip(found, part.draft(own), strict=True):
-                drafts[i] = draft
+            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
+            for plan, draft in zip(asked, part.draft(own), strict=True):
+                plan.drafts[i] = draft
         self._listens = False
-        left = iter(found)
-        return [
-            self._pool(request, plan, next(left) if plan.case.asks else {})
-            for request, plan in zip(requests, plans, strict=True)
-        ]
+        return [self._pool(plan) for plan in plans]
 
     def learn(self, tokens: Sequence[int], logits: Tensor) -> None:
         if self._recycling is not None:
@@ -236,14 +234,15 @@ class Pooled(Learner, Carded):
             if isinstance(part, Voice)
         }
         match = max((expert.match for experts in voices.values() for expert in experts), default=0)
-        return _Plan(self.gains.case(match, request.state.gain), voices)
+        return _Plan(request, self.gains.case(match, request.state.gain), voices)
 
-    def _pool(self, request: Request, plan: _Plan, drafts: dict[int, Draft]) -> Draft:
+    def _pool(self, plan: _Plan) -> Draft:
+        request, case, drafts = plan.request, plan.case, plan.drafts
         state: PooledState = request.state
         lattices = [i for i, draft in drafts.items() if isinstance(draft, Block)]
         first = drafts[lattices[0]] if lattices else None
         assert first is None or isinstance(first, Block)
-        if first is not None and not plan.case.pools:
+        if first is not None and not case.pools:
             state.pool = None
             return first
         self._listens = True
@@ -253,8 +252,8 @@ class Pooled(Learner, Carded):
         table = self._recycling.table if self._recycling else None
         own, most = lattices[0] if lattices else 0, self.max_depth
         sources = own, self._learned
-        state.pool = Pool(request.root, first, table, experts, self.weights, most, *sources, self._quicker, plan.case)
-        return state.pool if first is None or plan.case.pays else first
+        state.pool = Pool(request.root, first, table, experts, self.weights, most, *sources, self._quicker, case)
+        return state.pool if first is None or case.pays else first
 
     @property
     def listens(self) -> bool:
