@@ -34,6 +34,7 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.parallel import ALONE
+from draftwood.pool_gain import Gain
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
@@ -117,6 +118,13 @@ def small_model() -> Target:
     return tiny_target("qwen2", seed=5)
 
 
+def without_the_block(made: Pooled) -> Pooled:
+    """As where it is known to add nothing: it is looked at once in a while."""
+    for kind in made.gains.kinds:
+        kind.block = Gain(0.0, 10**6)
+    return made
+
+
 DRAFTERS: dict[str, Callable] = {
     "truthful": lambda target, truth: Truthful("truthful", tap_layers=(0, 2), truth=truth),
     "noisy": lambda target, truth: Noisy("noisy"),
@@ -139,6 +147,9 @@ DRAFTERS: dict[str, Callable] = {
     "dflash, pairs": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2)), rank=4),
     "dflash, causal": lambda target, truth: tiny_dflash(target, rank=4, causal=True),
     "dflash, pairs, pooled": lambda target, truth: Pooled([tiny_dflash(target, rank=4), Noisy("noisy"), Recycling()]),
+    "pooled, the block seldom asked for": lambda target, truth: without_the_block(
+        Pooled([tiny_dflash(target, rank=4), NgramDrafter.load("", target), Recycling()])
+    ),
     "d2sd": lambda target, truth: D2SDDrafter(
         tiny_dflash(target), tiny_dflash(target, seed=2, taps=(1, 0)), D2SDOptions(boundaries=2), "d2sd"
     ),
