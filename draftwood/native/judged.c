@@ -55,7 +55,8 @@ int64_t learn_pooled(const Pool *pool, int64_t root, const int64_t *chosen, int6
         int64_t rank = rank_of(&row, token);
         while (at < found.count && found.tokens[at] != token) at++;
         if (at == found.count) at = -1;
-        double p[2] = {at >= 0 ? found.p[at] : rank >= 0 ? found.factor * row.powers[rank] : 0.0, at < 0 ? 0.0 : found.said[at]};
+        double p[2] = {rank < 0 ? 0.0 : found.factor * row.powers[rank], 0.0};
+        if (at >= 0) p[0] = found.p[at], p[1] = found.said[at];
         while (said--) credit(opinions + said, p, token);
         if (row.there) {
             double *own = judged + 3 * rows++;
