@@ -59,17 +59,17 @@ class Script:
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
-        drafts: dict[int, Lattice | Tree] = {}
+        drafted: dict[int, tuple[Lattice | Tree, bool]] = {}  # and whether a drafter ran
         confidences: dict[int, float] = {}
-        free: set[int] = set()
         deepens = any(r.positions is not None for r in answer.rounds)
         for source in (*others, answer):
             end = source.prompt_tokens + shared(source.tokens, answer.tokens)
             within = [r for r in source.rounds if r.context < end]
-            drafts |= {r.context: r.draft for r in within if r.draft is not None}
-            free = free - {r.context for r in within if r.asked} | {r.context for r in within if r.positions == 0}
+            drafted |= {r.context: (r.draft, r.asked) for r in within if r.draft is not None}
             confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
-        return cls(answer, drafts, sorted(drafts), deepens, confidences, frozenset(free))
+        drafts = {at: draft for at, (draft, _) in drafted.items()}
+        free = frozenset(at for at, (_, ran) in drafted.items() if not ran)
+        return cls(answer, drafts, sorted(drafts), deepens, confidences, free)
 
     @property
     def end(self) -> int:

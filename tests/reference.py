@@ -19,8 +19,10 @@ from draftwood.device.graphs import Graphs
 from draftwood.drafters.base import Candidates, Placeable, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.eagle3 import Eagle3Drafter
+from draftwood.drafters.pooled import Pooled
 from draftwood.latency import Work
 from draftwood.noise import Ahead
+from draftwood.pool_gain import Gain
 from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
@@ -300,6 +302,13 @@ class ReplayedGraphs(Graphs):
 
     def clear(self) -> None:
         self.recorded.clear()
+
+
+def without_the_block(made: Pooled) -> Pooled:
+    """As where it is known to add nothing: a drafter is asked once in a while."""
+    for kind in made.gains.kinds:
+        kind.block = Gain(0.0, 10**6)
+    return made
 
 
 def tiny_dflash(

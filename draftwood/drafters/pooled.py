@@ -186,10 +186,7 @@ class Pooled(Learner, Carded):
         plans = [self._plan(request) for request in requests]
         asked = [plan for plan in plans if plan.case.asks]
         for i, part in self._drafters.items() if asked else ():
-            requests = [plan.request for plan in asked]
-            # The one that the pool will prefer may be far down in the drafter's own order.
-            own = [Request(r.state.states[i], r.root, max(r.width, CANDIDATES), r.depth, r.ahead) for r in requests]
-            for plan, draft in zip(asked, part.draft(own), strict=True):
+            for plan, draft in zip(asked, part.draft([_own(plan.request, i) for plan in asked]), strict=True):
                 plan.drafts[i] = draft
         self._listens = False
         return [self._pool(plan) for plan in plans]
@@ -264,6 +261,12 @@ class Pooled(Learner, Carded):
     def _learned(self) -> int:
         """The source of tokens that only the successor table knows."""
         return next((i for i, part in enumerate(self.parts) if isinstance(part, Recycling)), 0)
+
+
+def _own(request: Request, part: int) -> Request:
+    """What a part is asked for: the one that the pool will prefer may be far down in its own order."""
+    state = request.state.states[part]
+    return Request(state, request.root, max(request.width, CANDIDATES), request.depth, request.ahead)
 
 
 def _spoken(draft: Draft | None, first: Draft | None, source: int) -> list[Expert]:

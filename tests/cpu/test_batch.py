@@ -23,12 +23,11 @@ from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import OPTIMISM, Costs, Outlook, Prospect
 from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
-from draftwood.pool_gain import Gain
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.trace import Round
 from draftwood.tree import Floats, Lattice, chain_tree
-from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target
+from tests.reference import Noisy, Truthful, tiny_dflash, tiny_target, without_the_block
 
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
 
@@ -381,9 +380,7 @@ def test_a_batchs_draft_is_as_long_as_its_longest() -> None:
 
 def test_a_draft_that_no_drafter_ran_for_is_no_word_on_what_drafts_take() -> None:
     target = tiny_target()
-    drafter = Pooled([tiny_dflash(target), *registry.drafter("ngram", target).parts])
-    for kind in drafter.gains.kinds:
-        kind.block = Gain(0.0, 10**6)  # which is known to add nothing
+    drafter = without_the_block(Pooled([tiny_dflash(target), *registry.drafter("ngram", target).parts]))
     rounds = [step.round for step in engine(target, drafter, "ddtree:5").run(PROMPT, 60) if step.round]
     free = [round for round in rounds if not round.asked]
     assert 0 < len(rounds) - len(free) < len(free), "it is looked at again, seldom"

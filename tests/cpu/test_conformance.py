@@ -34,7 +34,6 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.parallel import ALONE
-from draftwood.pool_gain import Gain
 from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
@@ -50,6 +49,7 @@ from tests.reference import (
     tiny_eagle3,
     tiny_model,
     tiny_target,
+    without_the_block,
 )
 
 POLICIES = [
@@ -116,13 +116,6 @@ def truth(family: Target) -> list[int]:
 @functools.cache
 def small_model() -> Target:
     return tiny_target("qwen2", seed=5)
-
-
-def without_the_block(made: Pooled) -> Pooled:
-    """As where it is known to add nothing: it is looked at once in a while."""
-    for kind in made.gains.kinds:
-        kind.block = Gain(0.0, 10**6)
-    return made
 
 
 DRAFTERS: dict[str, Callable] = {
