@@ -50,7 +50,7 @@ class Cell:
     seconds: float
     widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
     prompts: int = 0  # that were asked
-    paused: float = 0.0  # share of the rounds' time that was left out, see `grid.PAUSE`
+    paused: float = 0.0  # share of the rounds' time that was left out, see `race.PAUSE`
 
     @property
     def holds(self) -> bool:
