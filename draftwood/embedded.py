@@ -6,6 +6,7 @@ into the cache), and else named for Hugging Face to fetch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -134,9 +135,18 @@ def _beside(command: Sequence[str], work: Callable[[], object]) -> tuple[int, st
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Dequantize a GGUF checkpoint into a Hugging Face folder: bf16 weights, tokenizer, chat template."""
+    """Dequantize a GGUF checkpoint into a Hugging Face folder: bf16 weights, tokenizer, chat template.
+
+    For a process of its own: what it asks of the package `gguf` is kept until that ends.
+    """
+    import gguf as reading
     import torch
     import transformers
+
+    # transformers reads the file anew for configuration, weights and tokenizer, and lists its names for every module.
+    reading.GGUFReader, reading.get_tensor_name_map = map(
+        functools.cache, (reading.GGUFReader, reading.get_tensor_name_map)
+    )
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     # Newer transformers can keep the blocks quantized and have to be told not to; older ones never do.
