@@ -134,21 +134,20 @@ def _beside(command: Sequence[str], work: Callable[[], object]) -> tuple[int, st
     return child.returncode, said
 
 
-def convert_gguf(gguf: Path, folder: Path) -> None:
+def convert_gguf(file: Path, folder: Path) -> None:
     """Dequantize a GGUF checkpoint into a Hugging Face folder: bf16 weights, tokenizer, chat template.
 
     For a process of its own: what it asks of the package `gguf` is kept until that ends.
     """
-    import gguf as reading
+    import gguf
     import torch
     import transformers
 
     # transformers reads the file anew for configuration, weights and tokenizer, and lists its names for every module.
-    reading.GGUFReader, reading.get_tensor_name_map = map(
-        functools.cache, (reading.GGUFReader, reading.get_tensor_name_map)
-    )
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     # Newer transformers can keep the blocks quantized and have to be told not to; older ones never do.
     newer = getattr(transformers, "GgufConfig", None)
     extra = {} if newer is None else {"quantization_config": newer(dequantize=True)}
