@@ -6,16 +6,64 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.")]
+from draftwood.errors import check_one_of
+from draftwood.names import DTYPES, model_name
+
+
+# Names are looked up as soon as flags are read: a mistake is told before torch is imported, which takes seconds.
+def _target(name: str | None) -> str | None:
+    if name is not None:
+        model_name(name)
+    return name
+
+
+def _drafter(specs: list[str] | None) -> list[str] | None:
+    from draftwood import registry  # imports numpy
+
+    registry.check_names(drafters=specs or ())
+    return specs
+
+
+def _policy(spec: str | None) -> str | None:
+    from draftwood import registry  # imports numpy
+
+    registry.check_names(spec)
+    return spec
+
+
+def _policies(text: str) -> str:
+    from draftwood.bench.options import check_policies
+
+    check_policies(names(text))
+    return text
+
+
+def _prompts(sources: list[str] | None) -> list[str] | None:
+    from draftwood.bench.prompts import check_source
+
+    for source in sources or ():
+        check_source(source)
+    return sources
+
+
+def _dtype(dtype: str) -> str:
+    check_one_of("dtype", dtype, DTYPES)
+    return dtype
+
+
+Target = Annotated[
+    str | None, typer.Option(help="Model that writes: a Hugging Face name or a folder.", callback=_target)
+]
 Drafter = Annotated[
     list[str] | None,
     typer.Option(
-        help="Who guesses: shipped, ngram, a DFlash folder or name … or none; repeated or joined by +: together."
+        help="Who guesses: shipped, ngram, a DFlash folder or name … or none; repeated or joined by +: together.",
+        callback=_drafter,
     ),
 ]
-Policy = Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …")]
+Policy = Annotated[str | None, typer.Option(help="How much to verify: bastion, ddtree:32 …", callback=_policy)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.")]
+Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.", callback=_dtype)]
 TargetPath = Annotated[str, typer.Option(help="How the target runs: auto, lean or universal.")]
 WidthInvariant = Annotated[
     bool, typer.Option("--width-invariant", help="The same bits in bf16 on a GPU whatever is verified; slower.")
@@ -27,6 +75,14 @@ MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")]
+
+# Of commands that measure.
+Policies = Annotated[str, typer.Option(help="Comma-separated, as in generate --policy.", callback=_policies)]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(help="JSONL file or data set name; may be repeated; none: our own.", callback=_prompts),
+]
+More = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.", callback=_prompts)]
 
 # Of commands that write many texts at once.
 MaxConcurrency = Annotated[int, typer.Option(help="Requests that are written at once.")]

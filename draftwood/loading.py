@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,17 +11,11 @@ from transformers.distributed import DistributedConfig
 
 from draftwood.errors import BadInput, BadModel, check_one_of, first_line
 from draftwood.memory import load_need, part_of, require
+from draftwood.names import DTYPES, model_name
 from draftwood.parallel import ALONE, Group
 from draftwood.precision import choose_dtype
 from draftwood.sharded import ShardedTarget, refuse_indivisible
 from draftwood.target import Target, check_path, refuse_unrewindable
-
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 
 def load_target(
@@ -78,8 +71,9 @@ def tokenized(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         return choose_dtype(device).dtype
-    check_one_of("dtype", dtype, ["auto", *DTYPES])
-    return DTYPES[dtype]
+    check_one_of("dtype", dtype, DTYPES)
+    kind: torch.dtype = getattr(torch, dtype)
+    return kind
 
 
 def parse_device(device: str) -> torch.device:
@@ -97,12 +91,8 @@ def parse_device(device: str) -> torch.device:
 
 
 def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
-    folder = Path(name)
-    if name.startswith((".", "/", "~")) or folder.exists():
-        if not (folder.expanduser() / "config.json").is_file():
-            raise BadModel(f"{name} holds no config.json; name a folder with a transformers model, or a Hub name.")
-        name = str(folder.expanduser())
+    folder_or_hub = model_name(name)
     try:
-        return loader.from_pretrained(name, **options)
+        return loader.from_pretrained(folder_or_hub, **options)
     except Exception as error:  # whatever its code and the libraries below raise; tokenizers nothing more special
         raise BadModel(f"{name} could not be loaded: {first_line(error)}") from error

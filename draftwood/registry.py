@@ -96,8 +96,23 @@ def drafter_bytes(spec: Named, itemsize: int) -> int:
     return sum(int(kind.weight_bytes(argument, itemsize)) for kind, argument in kinds if issubclass(kind, Weighed))
 
 
+def check_names(policy_spec: str | None = None, drafters: Named = ()) -> None:
+    """Raises BadInput for a policy or drafter that there is not. Drafters are not imported for it: they need torch."""
+    if policy_spec is not None:
+        policy(policy_spec)
+    for spec in drafter_specs(drafters):
+        if spec != "none":
+            _drafter_entry(spec)
+
+
 def _drafter_kind(spec: str) -> tuple[Any, str]:
     """The class of a drafter and the argument of its `load`."""
+    entry, argument = _drafter_entry(spec)
+    return _load(entry), argument
+
+
+def _drafter_entry(spec: str) -> tuple[EntryPoint, str]:
+    """Where the class of a drafter is, and the argument of its `load`."""
     kind, _, argument = spec.partition(":")
     entry = _entry(DRAFTERS, kind)
     if entry is None:
@@ -105,7 +120,7 @@ def _drafter_kind(spec: str) -> tuple[Any, str]:
             problem = _unknown("drafter", spec, kind, drafter_names())
             raise BadInput(f"{problem} A folder or a Hub name (owner/name) works too.")
         entry, argument = _built_in(DRAFTERS)["dflash"], spec
-    return _load(entry), argument
+    return entry, argument
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:

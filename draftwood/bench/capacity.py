@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Any
-
-from rich.table import Table
 
 from draftwood.accept import Verdict
 from draftwood.acceptance import AcceptanceModel
 from draftwood.batch import Batch
-from draftwood.bench.report import new_table, number, percent
+from draftwood.bench.loads import Load
 from draftwood.choosing import mean_context
 from draftwood.clock import Clock
 from draftwood.footprint import Footprint
@@ -33,39 +30,6 @@ from draftwood.trace import Round
 from draftwood.tree import matched
 
 ANSWERS_EACH = 2  # of every user
-
-
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """Who uses a machine."""
-
-    users: Sequence[int] = ()  # at once, each number for itself
-    context: int = 0  # tokens that each user has besides what was recorded
-    price: float | None = None  # of the machine for an hour, in the reader's currency
-
-
-NOBODY = Crowd()
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """So many users on one machine under one policy."""
-
-    hardware: str
-    policy: str
-    users: int
-    tokens_per_s: float  # of all users together
-    each: float  # of one of them
-    speedup: float  # over plain decoding for as many users
-    tau: float  # tokens a round and user
-    width: float  # tokens of the target a round, of all users
-    drafted: float  # share of the users' rounds
-    gib: float  # weights of target and drafter, keys and values at their longest
-    cost: float  # of a million tokens; NaN without a price
-    measured: float  # tokens per second when the trace was made; NaN if that was not so
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in Load.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +187,3 @@ def _request(policy: Policy, script: Script, acceptance: AcceptanceModel) -> Req
     sampler = Sampler(Sampling(answer.temperature), [0] * answer.prompt_tokens + [int(answer.tokens[0])])
     end = answer.prompt_tokens + len(answer.tokens)
     return Request(sampler, answer.prompt_tokens, end, policy, acceptance, filled=answer.prompt_tokens)
-
-
-def load_table(name: str, loads: Sequence[Load]) -> Table:
-    columns = ("policy", "tokens/s", "each", "× plain", "τ", "width", "drafted", "GiB", "a million tokens")
-    table = new_table(f"Many users on {name}: modelled", "users", columns)
-    for load in loads:
-        table.add_row(
-            str(load.users),
-            load.policy,
-            number(load.tokens_per_s, 0),
-            number(load.each, 1),
-            number(load.speedup, 2),
-            number(load.tau, 2),
-            number(load.width, 1),
-            percent(load.drafted),
-            number(load.gib, 1),
-            number(load.cost, 3),
-        )
-    return table

@@ -14,6 +14,9 @@ from draftwood.flags import (
     Drafter,
     Dtype,
     MaxNewTokens,
+    More,
+    Policies,
+    Prompts,
     Seed,
     Target,
     TargetPath,
@@ -36,13 +39,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(
-    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
-    prompts: Annotated[
-        list[str] | None, typer.Option(help="JSONL file or data set name, or several; none: our own.")
-    ] = None,
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated, as in generate --policy.")
-    ] = "dflash,ddtree:8,caddtree,bastion",
+    more: More = None,
+    prompts: Prompts = None,
+    policies: Policies = "dflash,ddtree:8,caddtree,bastion",
     max_new_tokens: MaxNewTokens = 128,
     limit: Annotated[int | None, typer.Option(help="Only the first so many prompts of every set.")] = None,
     temperature: Temperature = 0.0,
@@ -139,10 +138,8 @@ def bench_gpu(
 
 def bench_serve(
     concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,2,4,8,16,32",
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated; plain decoding is always among them.")
-    ] = "bastion,ddtree:8",
-    prompts: Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; none: our own.")] = None,
+    policies: Policies = "bastion,ddtree:8",
+    prompts: Prompts = None,
     turns: Annotated[int, typer.Option(help="Answers of each user, at least; 32 of all.")] = 2,
     repeats: Annotated[int, typer.Option(help="Passes of each method.")] = 3,
     max_new_tokens: MaxNewTokens = 64,
@@ -170,8 +167,8 @@ def bench_serve(
 
 def bench_grid(
     out: Annotated[Path, typer.Option(help="Folder; its cells are measured again only if open, with a higher --most.")],
-    prompts: Annotated[list[str] | None, typer.Option(help="JSONL files or data sets: one row of cells each.")] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.")] = None,
+    prompts: Prompts = None,
+    more: More = None,
     limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
     most: Annotated[int | None, typer.Option(help="Prompts of a cell that fewer leave open.")] = None,
     max_new_tokens: MaxNewTokens = 64,
@@ -196,9 +193,7 @@ def bench_grid(
 
 def simulate(
     trace: Annotated[Path, typer.Option(help="File that bench --trace wrote.")],
-    policies: Annotated[
-        str, typer.Option(help="Comma-separated, as in generate --policy.")
-    ] = "dflash,ddtree:4,ddtree:8,ddtree:16,ddtree:32,ddtree:64,bastion",
+    policies: Policies = "dflash,ddtree:4,ddtree:8,ddtree:16,ddtree:32,ddtree:64,bastion",
     hardware: Annotated[
         str, typer.Option(help="this, a100, h100, h200, rtx4090, rtxpro6000 or a JSON file; or several.")
     ] = "this",
@@ -217,7 +212,7 @@ def simulate(
         raise BadInput("--users and --price must be positive.")
     if not numbers and (context or price is not None):
         raise BadInput("--context and --price are of many users; give --users, too, such as --users 1,8.")
-    from draftwood.bench.capacity import Crowd
+    from draftwood.bench.loads import Crowd
     from draftwood.bench.simulation import run_simulation
 
     crowd = Crowd(numbers, context, price)

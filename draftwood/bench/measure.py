@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from draftwood import registry
 from draftwood.bench.baseline import Transformers
+from draftwood.bench.options import check_policies
 from draftwood.bench.partings import tie
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, MethodStats, Run, compare, jsonable, summarize, what_if
@@ -273,13 +273,6 @@ def warm_up(ask: Asker, prompt: Prompt, methods: Sequence[str]) -> None:
     short = replace(ask.settings, max_new_tokens=min(WARMUP_TOKENS, ask.settings.max_new_tokens))
     for method in methods:
         replace(ask, settings=short)(prompt, 0, [{"role": "user", "content": prompt.turns[0]}], method)
-
-
-def check_policies(policies: Sequence[str]) -> None:
-    """Refuse an unknown policy now rather than when its turn comes."""
-    for spec in policies:
-        if spec != TRANSFORMERS:
-            registry.policy(spec)
 
 
 def check_room(llm: LLM, prompts: Sequence[Prompt], max_new_tokens: int) -> None:

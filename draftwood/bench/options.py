@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftwood import registry
+from draftwood.bench.stats import TRANSFORMERS
 from draftwood.errors import BadInput
 
 
@@ -41,3 +44,10 @@ class BenchOptions:
             raise BadInput("--trace records the drafts of one drafter; leave --against out, or trace each by itself.")
         if self.limit is not None and self.limit < 1:
             raise BadInput(f"--limit is {self.limit}; it must be 1 or more (leave it out for all prompts).")
+
+
+def check_policies(policies: Sequence[str]) -> None:
+    """Refuse an unknown policy now rather than when its turn comes."""
+    for spec in policies:
+        if spec != TRANSFORMERS:
+            registry.policy(spec)

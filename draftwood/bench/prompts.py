@@ -50,7 +50,18 @@ def load_prompts(sources: Sequence[str], limit: int | None = None) -> list[Promp
     return prompts
 
 
+def check_source(source: str) -> None:
+    """Raise BadInput for a set that there is not. Nothing is read or fetched."""
+    names = [*PACKAGED, *DATASETS]
+    if source not in names and not Path(source).exists():
+        raise BadInput(
+            f"--prompts {source}: there is no such file, and it is not a data set that draftwood knows "
+            f"({', '.join(names)}).{nearest(source, names)}"
+        )
+
+
 def load_source(source: str) -> list[Prompt]:
+    check_source(source)
     if source in PACKAGED:
         text = (files("draftwood") / "data" / "prompts" / f"{source}.jsonl").read_text(encoding="utf-8")
         return parse_jsonl(text, source, source)
@@ -63,12 +74,6 @@ def load_source(source: str) -> list[Prompt]:
 def read_jsonl(path: Path) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        names = [*PACKAGED, *DATASETS]
-        raise BadInput(
-            f"--prompts {path}: there is no such file, and it is not a data set that draftwood knows "
-            f"({', '.join(names)}).{nearest(str(path), names)}"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise BadInput(f"--prompts {path}: the file cannot be read ({reason}).") from None

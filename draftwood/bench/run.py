@@ -12,8 +12,8 @@ from rich.console import Console
 
 from draftwood import probe
 from draftwood.bench.environment import environment, peak_memory
-from draftwood.bench.measure import Settings, Summary, check_policies, check_room, label, measure, method_names
-from draftwood.bench.options import BenchOptions
+from draftwood.bench.measure import Settings, Summary, check_room, label, measure, method_names
+from draftwood.bench.options import BenchOptions, check_policies
 from draftwood.bench.plots import save_plots
 from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
 from draftwood.bench.records import check_writable, recording, write_summary

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from draftwood import registry
 from draftwood.bench.branches import Branch, branches
-from draftwood.bench.capacity import NOBODY, Crowd, Load, load_table, prices, replay_load
 from draftwood.bench.figures import save_figures
 from draftwood.bench.figures_simulated import draw_pareto
+from draftwood.bench.loads import NOBODY, Crowd, Load, load_table
 from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
 from draftwood.bench.records import check_writable, writing
 from draftwood.bench.report import new_table, number, percent
@@ -150,6 +150,8 @@ def crowded(
     trace: Trace, policies: Sequence[str], machines: Sequence[str], config: str | None, crowd: Crowd
 ) -> list[Load]:
     """Every policy on every machine for every number of users, plain decoding first; all priced by counted work."""
+    from draftwood.bench.capacity import prices, replay_load  # imports torch, which few replays need
+
     rules = {spec: registry.policy(spec) for spec in [PLAIN, *policies]}
     texts, found = scripts(trace.answers), []
     longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
@@ -182,7 +184,8 @@ def run_simulation(
     check_writable(out)
     trace = Trace.load(path)
     found = simulate(trace, policies, machines, config)
-    found.loads.extend(crowded(trace, policies, machines, config, crowd))
+    if crowd.users:
+        found.loads.extend(crowded(trace, policies, machines, config, crowd))
     if not as_json:
         show(found, Console())
     print(json.dumps(found.to_json(), allow_nan=False), flush=True)

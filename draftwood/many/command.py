@@ -32,7 +32,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def batch(
-    source: Annotated[Path, typer.Option("--in", help="JSONL or Parquet: OpenAI's batch format, messages or prompts.")],
+    source: Annotated[
+        Path, typer.Option("--in", exists=True, help="JSONL or Parquet: OpenAI's batch format, messages or prompts.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for results.jsonl; a run that was stopped goes on.")],
     target: Target = None,
     drafter: Drafter = None,

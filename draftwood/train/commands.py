@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from draftwood.errors import BadInput
-from draftwood.flags import Device, Dtype, Target, names
+from draftwood.flags import Device, Dtype, Policies, Prompts, Target, names
 
 INTERRUPTED = 130
 
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same run.")]
 Thinking = Annotated[str, typer.Option(help="default, on or off: the chat template's own switch.")]
-Prompts = Annotated[list[str] | None, typer.Option(help="JSONL file or data set name; may be repeated; none: our own.")]
 
 
 def distill(
@@ -112,7 +111,7 @@ def eval_drafter(
     drafter: Annotated[str, typer.Option(help="The drafter to measure: a name or folder in DFlash's format.")],
     target: Target = None,
     prompts: Prompts = None,
-    policies: Annotated[str, typer.Option(help="Comma-separated, as in generate --policy.")] = "dflash,ddtree:64",
+    policies: Policies = "dflash,ddtree:64",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts of every set.")] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,

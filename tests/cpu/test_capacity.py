@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from draftwood import cli, registry
-from draftwood.bench.capacity import Crowd, prices, replay_load
+from draftwood.bench.capacity import prices, replay_load
+from draftwood.bench.loads import Crowd
 from draftwood.bench.simulation import run_simulation
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware

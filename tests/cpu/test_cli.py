@@ -172,6 +172,38 @@ def test_a_mistake_is_one_sentence(run: Run, folder: Path, tmp_path: Path, args:
     assert expected in result[2]
 
 
+NAMES = [
+    ["chat", "--policy", "ddtre:8"],
+    ["generate", "x", "--drafter", "ngram+recyclin"],
+    ["generate", "x", "--temperature", "nan"],
+    ["serve", "--target", "./not-there"],
+    ["bench", "--policies", "dflash,bastoin"],
+    ["bench", "serve", "--dtype", "bfloat61"],
+    ["bench", "grid", "--out", "x", "gsm8"],
+    ["eval-drafter", "--drafter", "ngram", "--prompts", "gsm8"],
+    ["train", "--data", "x", "--out", "x", "--target", "./not-there"],
+    ["batch", "--in", "not-there", "--out", "x"],
+    ["simulate", "--trace", "not-there"],
+    ["report", "not-there"],
+]
+
+
+def test_mistakes_in_names_do_not_wait_for_torch() -> None:
+    script = f"""
+import sys
+from draftwood import cli
+for args in {NAMES!r}:
+    try:
+        cli.main(args)
+    except SystemExit as end:
+        assert end.code == 2, args
+    assert not {{"torch", "transformers"}} & set(sys.modules), args
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(NAMES)
+
+
 numbers = st.floats() | st.integers(-(10**20), 10**20) | st.just("x")
 
 

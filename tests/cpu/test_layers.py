@@ -16,7 +16,10 @@ IDEA = {
     "experts", "successors", "predictability", "recent", "trellis", "errors", "store",
 }  # fmt: skip
 WITH_TORCH = {"sampling", "noise"}  # of the idea, and for its types alone: test_numpy_alone.py
-DOORS = {"__main__", "cli", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train", "serve_ray"}
+DOORS = {
+    "__main__", "cli", "flags", "terminal", "cli_show", "chat", "demo", "doctor", "bench", "serve", "many", "train",
+    "serve_ray",
+}  # fmt: skip
 FILES = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
 
 
