@@ -6,15 +6,17 @@
 
 #include "attention.h"
 
-// How many vectors of a head are summed side by side: more where one thread sums all, if their sums fit in registers.
-static inline int columns_of(const Call *call, int64_t pace, int alone) {
-    int columns = alone && LANES == 16 && (pace < AT_ONCE || tiles(call->dim)) ? COLUMNS : COLUMNS / 2;
-    while (call->dim % (columns * LANES)) columns /= 2;
-    return columns;
+// How many numbers of a head a thread sums at a time: all where it sums all anyway and vectors are narrow; else more where
+// it does, if their sums fit in registers. Not less than a line where that divides a head: two threads would read it.
+static inline int64_t wide_of(const Call *call, int64_t pace, int alone) {
+    if (alone && NARROW) return call->dim;
+    int64_t wide = alone && (pace < AT_ONCE || tiles(call->dim)) ? 2 * LINE / sizeof(bf16) : LINE / sizeof(bf16);
+    while (call->dim % wide) wide /= 2;
+    return wide;
 }
 
 static inline int64_t pace_of(int64_t lanes) {
-    return lanes > AT_ONCE ? LANES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
+    return lanes > AT_ONCE ? QUERIES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
 }
 
 // No more than `most` queries from `start` on of a part and a key head.
@@ -36,7 +38,9 @@ static Block block_of(const Call *call, const Part *part, int64_t head, int64_t 
 }
 
 // The vectors that a block's scores and their largest take.
-static inline int64_t size_at(const Block *block, int64_t pace) { return block->ranges * (1 + RANGE * pace / LANES); }
+static inline int64_t size_at(const Block *block, int64_t pace) {
+    return block->ranges * (vectors_of(pace) + RANGE * pace / LANES);
+}
 
 static inline int64_t size_of(const Block *block) { return size_at(block, block->pace); }
 
@@ -67,7 +71,7 @@ static int64_t divide_rest(const Call *call, Block *blocks, int64_t count, int t
 
 static inline void place(Block *block, vec *room) {
     block->tops = room;
-    block->scores = (float *)(room + block->ranges);
+    block->scores = (float *)(room + block->ranges * vectors_of(block->pace));
 }
 
 // A thread for each block: none waits for another.
@@ -83,8 +87,7 @@ static void attend_whole(const Call *call, const Block *blocks, int64_t count, v
         i = taken++;
         for (; i < count; i = next) {
             Block block = blocks[i];
-            const int columns = columns_of(call, block.pace, 1);
-            const int64_t pieces = call->dim / (columns * LANES);
+            const int64_t wide = wide_of(call, block.pace, 1), pieces = call->dim / wide;
             place(&block, scores + mine * largest);
             for (int64_t range = 0; range < block.ranges; range++) score_range(call, &block, range);
             for (int64_t range = 0; range < block.ranges; range++) soften_range(call, &block, range);
@@ -92,8 +95,8 @@ static void attend_whole(const Call *call, const Block *blocks, int64_t count, v
             next = taken++;  // not before: it would be taken from a thread that is yet to begin
             for (int64_t piece = 0; piece < pieces; piece++) {
                 const bf16 *then = keys_of(call, blocks + (next < count ? next : i));
-                if (piece + 1 < pieces) then = values_of(call, &block) + (piece + 1) * columns * LANES;
-                gather_piece(call, &block, piece, columns, then);
+                if (piece + 1 < pieces) then = values_of(call, &block) + (piece + 1) * wide;
+                gather_piece(call, &block, piece, wide, then);
             }
         }
     }
@@ -111,8 +114,8 @@ static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
 
 // All threads for all blocks: each loop is divided as finely as the order of its sums permits.
 static void attend_together(const Call *call, const Block *blocks, int64_t count, int threads) {
-    const int columns = columns_of(call, LANES, 0);
-    const int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges, pieces = call->dim / (columns * LANES);
+    const int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges;
+    const int64_t wide = wide_of(call, QUERIES, 0), pieces = call->dim / wide;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 1)
@@ -128,7 +131,7 @@ static void attend_together(const Call *call, const Block *blocks, int64_t count
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count * pieces; i++) {
             const Block *block = blocks + i / pieces;
-            gather_piece(call, block, i % pieces, columns, values_of(call, block));
+            gather_piece(call, block, i % pieces, wide, values_of(call, block));
         }
     }
 }
@@ -154,7 +157,7 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     Call call = {q, out, heads, heads / kv_heads, dim, window, scale};
     int64_t most = 0, listed = 0, work = 0, total = 0, largest = 0, least = INT64_MAX;
     for (int64_t p = 0; p < count; p++) {
-        most += (parts[p].rows * call.groups + LANES - 1) / LANES * kv_heads;
+        most += (parts[p].rows * call.groups + QUERIES - 1) / QUERIES * kv_heads;
         work += parts[p].rows * heads * (parts[p].context + parts[p].rows) * dim;
     }
     if (!most) return 0;
@@ -164,9 +167,9 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     // In an order in which a thread mostly takes blocks of one head: its keys and values are then in its cache.
     for (int64_t p = 0; p < count; p++)
         for (int64_t first = 0; first < kv_heads; first += threads)
-            for (int64_t start = 0; start < parts[p].rows * call.groups; start += LANES)
+            for (int64_t start = 0; start < parts[p].rows * call.groups; start += QUERIES)
                 for (int64_t head = first; head < first + threads && head < kv_heads; head++) {
-                    blocks[listed] = block_of(&call, parts + p, head, start, LANES);
+                    blocks[listed] = block_of(&call, parts + p, head, start, QUERIES);
                     int64_t size = size_of(blocks + listed++);
                     total += size, largest = size > largest ? size : largest, least = size < least ? size : least;
                 }
@@ -178,7 +181,7 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     // Idle threads are better than blocks of which each has a part if they are few, or idle for no longer than threads wait
     // for each other: many scores would go from one core to another.
     int whole = threads == 1 || spent - total <= threads * MEETING;
-    whole = whole || spent * 8 <= total * (blocks[0].pace == LANES ? 12 : 9);
+    whole = whole || spent * 8 <= total * (blocks[0].pace == QUERIES ? 12 : 9);
     if (whole && alike) listed = divide_rest(&call, blocks, listed, threads);
     int64_t room = threads * (whole || largest > WAVE ? largest : WAVE);
     if (room > total && !whole) room = total;

@@ -3,7 +3,10 @@
 #include "native.h"
 
 #define AT_ONCE 8     // sums that go on side by side
-#define COLUMNS 4     // vectors of a head that are summed side by side for a few lanes; half as many for more
+#define QUERIES 16    // of a block, the most
+#define NARROW (LANES == 8)       // vectors, of which there are half as many registers, too
+#define COLUMNS (NARROW ? 2 : 4)  // of a head that are summed side by side for a few lanes; half as many for more
+#define GROUPS (NARROW ? MOST_DIM / (COLUMNS * LANES) : 1)  // of so many columns that one thread sums, the most
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
 #define FAR 32768     // bytes between what is asked of memory and what is used: of a range, which another thread may take
@@ -31,16 +34,19 @@ typedef struct {
     float scale;
 } Call;
 
-// Up to LANES queries of a part that share a key head, and their scores [slot - first][pace], a query a lane.
+// Up to QUERIES queries of a part that share a key head, and their scores [slot - first][pace], a query a lane.
 typedef struct {
     const Part *part;
     int64_t head, start, lanes, pace;  // query start + l is of row (start + l) / groups
     int64_t first, stop;               // slots that any of its rows sees
     int64_t clear, plain;              // slots that all of them see
     int64_t ranges, before;            // of RANGE slots; those of the blocks before it
-    vec *tops;                         // [ranges]: the largest of each lane of `scores`
+    vec *tops;                         // [ranges, vectors of them]: the largest of each lane of `scores`
     float *scores;
 } Block;
+
+// Vectors of all lanes of a slot's scores, or one that several slots fill.
+static inline int64_t vectors_of(int64_t pace) { return pace > LANES ? pace / LANES : 1; }
 
 static inline int64_t row_of(const Call *call, const Block *block, int64_t l) {
     return (block->start + l) / call->groups;
@@ -103,4 +109,4 @@ void score_range(const Call *call, const Block *block, int64_t range);
 void soften_range(const Call *call, const Block *block, int64_t range);
 
 // values.c
-void gather_piece(const Call *call, const Block *block, int64_t piece, int columns, const bf16 *then);
+void gather_piece(const Call *call, const Block *block, int64_t piece, int64_t wide, const bf16 *then);

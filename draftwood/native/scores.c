@@ -62,6 +62,38 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
     }
 }
 
+#if NARROW
+#define KEYS 4  // whose sums with two vectors of queries fill the registers
+
+// The same of KEYS keys that are widened and two vectors of queries.
+INLINE void score_keys(const float *keys, const vec (*queries)[2], float *scores, int64_t dim) {
+    vec sums[KEYS][2] = {0};
+    for (int64_t d = 0; d < dim; d++) {
+        vec one = queries[d][0], other = queries[d][1];
+        __asm__("" : "+x"(one), "+x"(other));  // compilers would read them again for every key
+        for (int k = 0; k < KEYS; k++) sums[k][0] += one * keys[k * dim + d], sums[k][1] += other * keys[k * dim + d];
+    }
+    memcpy(scores, sums, sizeof sums);
+}
+
+// scores [count, QUERIES] of as many queries.
+INLINE void score_most(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, Stream stream) {
+    ivec pairs[MOST_DIM / 2];
+    vec query[MOST_DIM][2];
+    float key[KEYS * MOST_DIM] = {0};
+    for (int v = 0; v < 2; v++) {
+        lay(queries + v * LANES * dim, pairs, dim, LANES);
+        for (int64_t d = 0; d < dim; d++) query[d][v] = d % 2 ? many_of(pairs[d / 2]).odd : many_of(pairs[d / 2]).even;
+    }
+    for (int64_t s = 0; s < count; s += KEYS) {
+        int64_t left = count - s < KEYS ? count - s : KEYS;
+        ask(&stream, left, dim * sizeof *keys, dim * sizeof *keys);
+        for (int64_t i = 0; i < left * dim; i++) key[i] = up(keys[s * dim + i]);
+        score_keys(key, query, scores + s * QUERIES, dim);
+    }
+}
+#endif
+
 // The same for fewer queries [pace, dim], to scores [count, pace]: a key a lane, so that none is idle. Each sum runs
 // over d as it does above, and so has the same bits.
 INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
@@ -104,6 +136,9 @@ static void score_tiled(const bf16 *keys, const bf16 *queries, float *scores, in
 
 INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
                   Stream stream) {
+#if NARROW
+    if (pace == QUERIES) return score_most(keys, queries, scores, count, dim, stream);
+#endif
     if (pace == LANES)
         score_many(keys, queries, scores, count, dim, stream);
     else if (pace == AT_ONCE)
@@ -119,7 +154,7 @@ void score_range(const Call *call, const Block *block, int64_t range) {
     const bf16 *keys = keys_of(call, block) + range * RANGE * dim;
     const bf16 *then = range + 1 < block->ranges ? keys + count * dim : values_of(call, block);
     Stream stream = stream_of(keys, count * dim, then);
-    bf16 queries[LANES * MOST_DIM];
+    bf16 queries[QUERIES * MOST_DIM];
     float *scores = block->scores + range * RANGE * pace;
     for (int64_t l = 0; l < pace; l++)
         memcpy(queries + l * dim, call->q + query_at(call, block, l < block->lanes ? l : 0), dim * sizeof(bf16));
@@ -140,7 +175,11 @@ void score_range(const Call *call, const Block *block, int64_t range) {
     vec most[4] = {every(NEVER), every(NEVER), every(NEVER), every(NEVER)};
     for (int64_t i = 0; i < filled * pace; i += 4 * LANES)
         for (int k = 0; k < 4; k++) most[k] = larger(most[k], *(vec *)(scores + i + k * LANES));
-    block->tops[range] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    vec one = larger(most[0], most[2]), other = larger(most[1], most[3]);
+    if (vectors_of(pace) == 1)
+        block->tops[range] = larger(one, other);
+    else
+        block->tops[2 * range] = one, block->tops[2 * range + 1] = other;
 }
 
 #ifdef DOTS
@@ -196,13 +235,16 @@ static inline vec weight_of(vec score, vec most, float scale) {
 
 // Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
 void soften_range(const Call *call, const Block *block, int64_t range) {
-    vec most = block->tops[0], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
-    int64_t slots = filled_of(block, range), count = slots * block->pace / LANES;
-    for (int64_t i = 1; i < block->ranges; i++) most = larger(most, block->tops[i]);
+    vec most[QUERIES / LANES], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
+    int64_t slots = filled_of(block, range), count = slots * block->pace / LANES, vectors = vectors_of(block->pace);
+    memcpy(most, block->tops, vectors * sizeof *most);
+    for (int64_t i = vectors; i < block->ranges * vectors; i++)
+        most[i % vectors] = larger(most[i % vectors], block->tops[i]);
     for (int64_t width = LANES / 2; width >= block->pace; width /= 2)
-        for (int64_t l = 0; l < width; l++) most[l] = most[l + width] > most[l] ? most[l + width] : most[l];
-    for (int64_t l = block->pace; l < LANES; l++) most[l] = most[l % block->pace];
-    for (int64_t i = 0; i < count; i++) all[i] = weight_of(all[i], most, call->scale);
+        for (int64_t l = 0; l < width; l++) most[0][l] = most[0][l + width] > most[0][l] ? most[0][l + width] : most[0][l];
+    for (int64_t l = block->pace; l < LANES; l++) most[0][l] = most[0][l % block->pace];
+    for (int64_t i = 0; i < count; i += vectors)
+        for (int64_t v = 0; v < vectors; v++) all[i + v] = weight_of(all[i + v], most[v], call->scale);
     if (tiles(call->dim)) {
         join_weights((float *)all, slots * block->pace, block->pace, 0);
         turn_weights((float *)all, slots, block->pace);

@@ -39,14 +39,15 @@ static inline float4 add_weights(float4 total, const weight *weights) {
 // Adds `count` weighted values, the next ones of a stream, to the sums of `width` lanes, `columns` vectors of each, and
 // their weights to `all`.
 INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count, int64_t dim, int64_t pace,
-                        vec sums[][COLUMNS], float4 *all, const int width, const int columns, Stream *stream) {
+                        vec sums[][COLUMNS], float4 *all, const int width, const int columns, Stream *stream,
+                        int64_t bytes) {
     vec mine[AT_ONCE][COLUMNS];
     value side[COLUMNS];
     float4 total[AT_ONCE / 4];
     memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof *total);
     for (int64_t s = 0; s < count; s += JOINED, values += JOINED * dim, weights += pace) {
         const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // what is not there weighs nothing
-        ask(stream, JOINED, dim * sizeof *values, columns * LANES * sizeof *values);
+        if (bytes) ask(stream, JOINED, dim * sizeof *values, bytes);
         for (int c = 0; c < columns; c++) side[c] = value_of(values + c * LANES, last + c * LANES);
         for (int k = 0; k < width; k++)
             for (int c = 0; c < columns; c++) mine[k][c] = weigh(mine[k][c], side[c], weights[k]);
@@ -55,24 +56,36 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
     memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
 }
 
-// What `columns` vectors of values, from d on, sum up to for each lane of a block, and its weights. In ranges, so that values
-// are fetched once for all lanes. `then` will be read next.
-INLINE void gather_ranges(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then,
-                          vec sums[][COLUMNS], float4 *all) {
-    int64_t dim = call->dim, pace = block->pace;
+// The same of a group of vectors for all lanes of a block. Registers hold the sums of AT_ONCE lanes, of fewer where there
+// are half as many.
+INLINE void gather_group(const Block *block, const bf16 *values, const weight *weights, int64_t count, int64_t dim,
+                         vec sums[][COLUMNS], float4 *all, const int columns, Stream *stream, int64_t bytes) {
+    const int step = NARROW ? AT_ONCE / 2 : AT_ONCE;
+    Stream again = *stream;
+    for (int64_t l = 0; l < block->lanes; l += step) {
+        int64_t asked = NARROW && l ? 0 : bytes;
+        if (asked) *stream = again;
+        if (columns == COLUMNS || block->lanes - l <= AT_ONCE / 2)
+            gather_some(values, weights + l, count, dim, block->pace, sums + l, all + l / 4, AT_ONCE / 2, columns, stream,
+                        asked);
+        else
+            gather_some(values, weights + l, count, dim, block->pace, sums + l, all + l / 4, AT_ONCE, columns, stream,
+                        asked);
+    }
+}
+
+// What `wide` numbers of values, from d on, sum up to for each lane of a block, and its weights. In ranges, so that values
+// are fetched once for all lanes and groups. `then` will be read next.
+INLINE void gather_ranges(const Call *call, const Block *block, int64_t d, int64_t wide, const int columns,
+                          const bf16 *then, vec sums[][QUERIES][COLUMNS], float4 all[][QUERIES / 4]) {
+    int64_t dim = call->dim;
     const bf16 *values = values_of(call, block) + d;
     Stream stream = stream_of(values, (block->stop - block->first) * dim, then);
     for (int64_t range = 0; range < block->ranges; range++, values += RANGE * dim) {
-        const weight *weights = (const weight *)(block->scores + range * RANGE * pace);
-        int64_t count = slots_of(block, range);
-        Stream again = stream;
-        for (int64_t l = 0; l < block->lanes; l += AT_ONCE) {
-            stream = again;
-            if (columns == COLUMNS || block->lanes - l <= AT_ONCE / 2)
-                gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE / 2, columns, &stream);
-            else
-                gather_some(values, weights + l, count, dim, pace, sums + l, all + l / 4, AT_ONCE, columns, &stream);
-        }
+        const weight *weights = (const weight *)(block->scores + range * RANGE * block->pace);
+        for (int64_t c = 0, g = 0; c < wide; c += columns * LANES, g++)
+            gather_group(block, values + c, weights, slots_of(block, range), dim, sums[g], all[g], columns, &stream,
+                         c ? 0 : wide * (int64_t)sizeof *values);
     }
 }
 
@@ -201,27 +214,31 @@ INLINE void gather_tree(const Call *call, const Block *block, int64_t d, const i
     }
 }
 
-// `columns` vectors of a block's output [lanes, dim], from d on: sums of weighted values over those of weights.
-INLINE void gather(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then) {
-    vec sums[LANES][COLUMNS] = {0};
-    float4 all[LANES / 4] = {0};
+// `wide` numbers of a block's output [lanes, dim], from d on: sums of weighted values over those of weights.
+INLINE void gather(const Call *call, const Block *block, int64_t d, int64_t wide, const int columns, const bf16 *then) {
+    vec sums[GROUPS][QUERIES][COLUMNS];
+    float4 all[GROUPS][QUERIES / 4];
+    int64_t groups = wide / (columns * LANES);
+    memset(sums, 0, groups * sizeof *sums), memset(all, 0, groups * sizeof *all);
     if (tiles(call->dim)) {
-        gather_strips(call, block, d, columns, then, sums, (float *)all);
-        if (branches(block->part)) gather_tree(call, block, d, columns, sums, (float *)all);
+        gather_strips(call, block, d, columns, then, *sums, (float *)all);
+        if (branches(block->part)) gather_tree(call, block, d, columns, *sums, (float *)all);
     } else
-        gather_ranges(call, block, d, columns, then, sums, all);
+        gather_ranges(call, block, d, wide, columns, then, sums, all);
     for (int64_t l = 0; l < block->lanes; l++) {
-        float sum = all[l / 4][l % 4], scale = 1.0f / (sum > 0.0f ? sum : 1.0f);
+        float sum = all[0][l / 4][l % 4], scale = 1.0f / (sum > 0.0f ? sum : 1.0f);
         bf16 *to = call->out + query_at(call, block, l) + d;
-        for (int c = 0; c < columns; c++) down_all(sums[l][c] * scale, to + c * LANES);
+        for (int64_t g = 0; g < groups; g++)
+            for (int c = 0; c < columns; c++, to += LANES) down_all(sums[g][l][c] * scale, to);
     }
 }
 
-void gather_piece(const Call *call, const Block *block, int64_t piece, int columns, const bf16 *then) {
-    int64_t d = piece * columns * LANES;
-    switch (columns) {
-        case COLUMNS: gather(call, block, d, COLUMNS, then); break;
-        case COLUMNS / 2: gather(call, block, d, COLUMNS / 2, then); break;
-        default: gather(call, block, d, 1, then);
-    }
+void gather_piece(const Call *call, const Block *block, int64_t piece, int64_t wide, const bf16 *then) {
+    int64_t d = piece * wide;
+    if (NARROW || wide == COLUMNS * LANES)
+        gather(call, block, d, wide, COLUMNS, then);
+    else if (wide == COLUMNS / 2 * LANES)
+        gather(call, block, d, wide, COLUMNS / 2, then);
+    else
+        gather(call, block, d, wide, 1, then);
 }
