@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def compiled(isolated_home: None) -> None:
     """The compiled operators, or a skip. A mark would ask while tests are collected: in the user's own cache."""
     if operators().library is None:
         pytest.skip(operators().reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts() -> None:
+    """Ctrl-C reaches tests that send it, and processes that they start, also where a script runs them behind `&`, whose
+    children ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
