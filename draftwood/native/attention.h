@@ -4,9 +4,9 @@
 
 #define AT_ONCE 8     // sums that go on side by side
 #define QUERIES 16    // of a block, the most
-#define NARROW (LANES == 8)       // vectors, of which there are half as many registers, too
-#define COLUMNS (NARROW ? 2 : 4)  // of a head that are summed side by side for a few lanes; half as many for more
-#define GROUPS (NARROW ? MOST_DIM / (COLUMNS * LANES) : 1)  // of so many columns that one thread sums, the most
+#define NARROW (LANES == 8)       // vectors, and half as many registers
+#define COLUMNS (NARROW ? 2 : 4)  // of a head that are summed side by side for a few lanes; of wide ones half as many for more
+#define GROUPS (NARROW ? MOST_DIM / (COLUMNS * LANES) : 1)  // of COLUMNS vectors that one thread sums, at most
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
 #define FAR 32768     // bytes between what is asked of memory and what is used: of a range, which another thread may take

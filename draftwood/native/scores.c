@@ -175,11 +175,9 @@ void score_range(const Call *call, const Block *block, int64_t range) {
     vec most[4] = {every(NEVER), every(NEVER), every(NEVER), every(NEVER)};
     for (int64_t i = 0; i < filled * pace; i += 4 * LANES)
         for (int k = 0; k < 4; k++) most[k] = larger(most[k], *(vec *)(scores + i + k * LANES));
-    vec one = larger(most[0], most[2]), other = larger(most[1], most[3]);
-    if (vectors_of(pace) == 1)
-        block->tops[range] = larger(one, other);
-    else
-        block->tops[2 * range] = one, block->tops[2 * range + 1] = other;
+    int64_t vectors = vectors_of(pace);  // two at most
+    for (int k = 0; k < 4; k++) most[k % vectors] = larger(most[k % vectors], most[k]);
+    memcpy(block->tops + range * vectors, most, vectors * sizeof *most);
 }
 
 #ifdef DOTS
