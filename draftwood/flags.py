@@ -20,14 +20,15 @@ def _target(name: str | None) -> str | None:
 def _drafter(specs: list[str] | None) -> list[str] | None:
     from draftwood import registry  # imports numpy
 
-    registry.check_names(drafters=specs or ())
+    registry.check_drafters(specs or ())
     return specs
 
 
 def _policy(spec: str | None) -> str | None:
-    from draftwood import registry  # imports numpy
+    if spec is not None:
+        from draftwood import registry  # imports numpy
 
-    registry.check_names(spec)
+        registry.policy(spec)
     return spec
 
 

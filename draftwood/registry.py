@@ -96,13 +96,11 @@ def drafter_bytes(spec: Named, itemsize: int) -> int:
     return sum(int(kind.weight_bytes(argument, itemsize)) for kind, argument in kinds if issubclass(kind, Weighed))
 
 
-def check_names(policy_spec: str | None = None, drafters: Named = ()) -> None:
-    """Raises BadInput for a policy or drafter that there is not. Drafters are not imported for it: they need torch."""
-    if policy_spec is not None:
-        policy(policy_spec)
-    for spec in drafter_specs(drafters):
-        if spec != "none":
-            _drafter_entry(spec)
+def check_drafters(spec: Named) -> None:
+    """Raises BadInput for a name that is none. Nothing is imported for it: drafters need torch."""
+    for each in drafter_specs(spec):
+        if each != "none":
+            _drafter_entry(each)
 
 
 def _drafter_kind(spec: str) -> tuple[Any, str]:

@@ -181,7 +181,7 @@ def bench_grid(
     target_path: TargetPath = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Or "bench grid": is bastion never slower than plain decoding and fixed budgets? Good and bad drafters."""
+    """Or "bench grid": is bastion never slower than plain decoding and fixed budgets? A row of cells for each set."""
     from rich.console import Console
 
     from draftwood.bench.grid import GridOptions, run_grid

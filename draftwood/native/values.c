@@ -56,16 +56,16 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
     memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
 }
 
-// The same of a group of vectors for all lanes of a block. Registers hold the sums of AT_ONCE lanes, of fewer where there
-// are half as many.
+// The same of a group of vectors for all lanes of a block. Registers hold the sums of AT_ONCE lanes, or half as many of
+// COLUMNS vectors each.
 INLINE void gather_group(const Block *block, const bf16 *values, const weight *weights, int64_t count, int64_t dim,
                          vec sums[][COLUMNS], float4 *all, const int columns, Stream *stream, int64_t bytes) {
-    const int step = NARROW ? AT_ONCE / 2 : AT_ONCE;
+    const int step = columns == COLUMNS ? AT_ONCE / 2 : AT_ONCE;
     Stream again = *stream;
     for (int64_t l = 0; l < block->lanes; l += step) {
         int64_t asked = NARROW && l ? 0 : bytes;
         if (asked) *stream = again;
-        if (columns == COLUMNS || block->lanes - l <= AT_ONCE / 2)
+        if (step < AT_ONCE || block->lanes - l <= AT_ONCE / 2)
             gather_some(values, weights + l, count, dim, block->pace, sums + l, all + l / 4, AT_ONCE / 2, columns, stream,
                         asked);
         else
