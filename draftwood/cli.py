@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import sys
 import time
@@ -36,6 +38,7 @@ from draftwood.train import commands
 
 BAD_INPUT, INTERRUPTED = 2, 130
 FIRST_SPEAKS_S = 30
+LASTING = 50_000  # objects between two looks for cycles: imports make a million that stay
 TOGETHER = ("generate", "train")  # commands that several processes may run together
 
 app = typer.Typer(
@@ -53,6 +56,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Of several processes that torchrun started, the first one says what is wrong; that it ends makes torchrun end the
     others before they say the same.
     """
+    gc.set_threshold(LASTING)
+    atexit.register(gc.freeze)  # what is left is not gone through once more, which takes longer than a second
     given = list(sys.argv[1:] if args is None else args)
     if len(given) > 1 and given[0] == "bench" and given[1] in measuring.PARTS:
         given[:2] = [f"bench-{given[1]}"]
@@ -135,6 +140,7 @@ def chat(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Hold a conversation; a line is a turn, /help lists what else there is. Without a terminal, lines of stdin."""
     from draftwood.sampling import Sampling
@@ -143,7 +149,15 @@ def chat(
     from draftwood.chat import Chat, converse, prompt_lines
     from draftwood.cli_show import Screen
 
-    llm = load(target, drafter, policy, dtype=dtype, device=device, target_path=target_path)
+    llm = load(
+        target,
+        drafter,
+        policy,
+        dtype=dtype,
+        device=device,
+        target_path=target_path,
+        trust_remote_code=trust_remote_code,
+    )
     converse(Chat(llm, Screen.of(False), sampling, max_new_tokens, policy, system), prompt_lines())
 
 
@@ -157,13 +171,17 @@ def calibrate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Measure what verifying costs here, beforehand: the offline profile that caddtree decides with."""
     lengths = parse_contexts(contexts)
     from draftwood.cli_show import counting
     from draftwood.offline import calibrate_engine, offline_file
 
-    engine = load(target, drafter, dtype=dtype, device=device, target_path=target_path).engine
+    llm = load(
+        target, drafter, dtype=dtype, device=device, target_path=target_path, trust_remote_code=trust_remote_code
+    )
+    engine = llm.engine
     with counting("measuring") as progress:
         profile = calibrate_engine(engine, max_width, lengths, progress)
     path = out or offline_file(engine.target, engine.drafter, engine.latency.machine)
@@ -195,11 +213,15 @@ def demo(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Watch plain decoding and draftwood answer side by side, then compare every policy in a table."""
     from draftwood.demo import run_demo
 
-    run_demo(load(target, drafter, dtype=dtype, device=device, target_path=target_path), limit, max_new_tokens)
+    llm = load(
+        target, drafter, dtype=dtype, device=device, target_path=target_path, trust_remote_code=trust_remote_code
+    )
+    run_demo(llm, limit, max_new_tokens)
 
 
 measuring.add_to(app)

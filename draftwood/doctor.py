@@ -83,8 +83,8 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
     Raises BadInput for an unknown device, BadModel for a target whose configuration cannot be read.
     """
     place = parse_device(device)
-    precision = choose_dtype(place)
     here = config()
+    precision = choose_dtype(place, here.profiles)
     default = cached_target()
     whole = is_whole(default)
     name = target or (str(default) if whole else None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from draftwood.errors import check_one_of
-from draftwood.names import DTYPES, model_name
+from draftwood.names import DTYPES, SELF, check_data, model_name
 
 
 # Names are looked up as soon as flags are read: a mistake is told before torch is imported, which takes seconds.
@@ -22,6 +23,11 @@ def _drafter(specs: list[str] | None) -> list[str] | None:
 
     registry.check_drafters(specs or ())
     return specs
+
+
+def _one_drafter(spec: str) -> str:
+    _drafter([spec])
+    return spec
 
 
 def _policy(spec: str | None) -> str | None:
@@ -45,6 +51,17 @@ def _prompts(sources: list[str] | None) -> list[str] | None:
     for source in sources or ():
         check_source(source)
     return sources
+
+
+def _prompts_or_self(sources: list[str] | None) -> list[str] | None:
+    _prompts([source for source in sources or () if source != SELF])
+    return sources
+
+
+def _data(folders: list[Path]) -> list[Path]:
+    for folder in folders:
+        check_data(folder)
+    return folders
 
 
 def _dtype(dtype: str) -> str:
@@ -84,6 +101,18 @@ Prompts = Annotated[
     typer.Option(help="JSONL file or data set name; may be repeated; none: our own.", callback=_prompts),
 ]
 More = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.", callback=_prompts)]
+
+# Of the trainer's commands.
+PromptsOrSelf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="JSONL file, data set name or self (the target invents them); may be repeated.", callback=_prompts_or_self
+    ),
+]
+Data = Annotated[list[Path], typer.Option(help="Folder that distill wrote; may be repeated.", callback=_data)]
+OneDrafter = Annotated[
+    str, typer.Option(help="The drafter to measure: a name or folder in DFlash's format.", callback=_one_drafter)
+]
 
 # Of commands that write many texts at once.
 MaxConcurrency = Annotated[int, typer.Option(help="Requests that are written at once.")]

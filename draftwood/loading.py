@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 
+from draftwood.config import config as settings
 from draftwood.errors import BadInput, BadModel, check_one_of, first_line
 from draftwood.memory import load_need, part_of, require
 from draftwood.names import DTYPES, model_name
@@ -70,7 +71,7 @@ def tokenized(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
-        return choose_dtype(device).dtype
+        return choose_dtype(device, settings().profiles).dtype
     check_one_of("dtype", dtype, DTYPES)
     kind: torch.dtype = getattr(torch, dtype)
     return kind
@@ -95,4 +96,9 @@ def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
     try:
         return loader.from_pretrained(folder_or_hub, **options)
     except Exception as error:  # whatever its code and the libraries below raise; tokenizers nothing more special
+        if "trust_remote_code" in str(error):
+            raise BadModel(
+                f"{name} brings code of its own, which runs only if you ask for it; read it, then give "
+                "--trust-remote-code (in Python trust_remote_code=True)."
+            ) from None
         raise BadModel(f"{name} could not be loaded: {first_line(error)}") from error

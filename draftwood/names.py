@@ -1,12 +1,14 @@
-"""What models and number formats are called. Mistakes in names are found without torch, whose import takes seconds."""
+"""What models, number formats and data are called. Mistakes are found without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from draftwood.errors import BadModel
+from draftwood.errors import BadInput, BadModel
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")  # as torch calls them, too, but for auto
+SELF = "self"  # instead of a prompt set: the target invents them
+DATA = "data.json"  # what a folder of training data holds, beside the texts
 
 
 def model_name(name: str) -> str:
@@ -17,3 +19,9 @@ def model_name(name: str) -> str:
     if not (folder.expanduser() / "config.json").is_file():
         raise BadModel(f"{name} holds no config.json; name a folder with a transformers model, or a Hub name.")
     return str(folder.expanduser())
+
+
+def check_data(folder: Path) -> None:
+    """Raises BadInput for a folder without training data."""
+    if not (folder / DATA).exists():
+        raise BadInput(f"--data {folder}: there is no {DATA}; make the data with `draftwood distill --out`.")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from draftwood.packing import LEAST_ROWS, linear, onednn_has_bf16
+from draftwood.probe import machine_name
+from draftwood.store import measured_once
 
+FORMATS = ("float32", "bfloat16")
 ROWS, SIDE = LEAST_ROWS, 1024  # the narrowest step, which most trees are near, against a weight of a small model
 MATRICES = 32  # 128 MiB in fp32: a step reads weights from memory, and out of a cache fp32 looks too good
 REPEATS = 7
@@ -24,8 +28,11 @@ class Precision:
     reason: str
 
 
-def choose_dtype(device: torch.device | str) -> Precision:
-    """What `dtype="auto"` means on this device. Some tenths of a second on a CPU."""
+def choose_dtype(device: torch.device | str, folder: Path | None = None) -> Precision:
+    """What `dtype="auto"` means on this device. Measured once per machine where `folder` keeps it.
+
+    A choice that is kept is also the same at every start, and with it the text.
+    """
     kind = torch.device(device).type
     if kind == "cuda":
         if computes_bf16(kind):
@@ -33,8 +40,9 @@ def choose_dtype(device: torch.device | str) -> Precision:
         return Precision(torch.float16, "the GPU has no bf16 of its own")
     if kind != "cpu":
         return Precision(torch.float32, f"nothing faster is known to be safe on {kind}")
-    seconds = step_seconds((torch.float32, torch.bfloat16))
-    gain = seconds[torch.float32] / seconds[torch.bfloat16]
+    machine = machine_name(torch.device(kind), torch.bfloat16)
+    seconds = measured_once(folder, "precision", machine, FORMATS, step_seconds)
+    gain = seconds["float32"] / seconds["bfloat16"]
     measured = f"{MATRICES} products of {ROWS} × {SIDE} × {SIDE} in bf16 are {gain:.2g} times as fast as in fp32"
     if gain >= MARGIN:
         return Precision(torch.bfloat16, f"measured here: {measured}")
@@ -62,16 +70,16 @@ def step(dtype: torch.dtype) -> Callable[[], None]:
 
 
 @torch.inference_mode()
-def step_seconds(dtypes: Sequence[torch.dtype]) -> dict[torch.dtype, float]:
-    """Best of a few: seconds of a step's products.
+def step_seconds() -> dict[str, float]:
+    """Best of a few: seconds of a step's products in each of FORMATS.
 
-    The formats take turns, so that a busy moment hits all alike.
+    They take turns, so that a busy moment hits all alike.
     """
-    steps = {dtype: step(dtype) for dtype in dtypes}
-    times: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
+    steps = {name: step(getattr(torch, name)) for name in FORMATS}
+    times: dict[str, list[float]] = {name: [] for name in FORMATS}
     for _ in range(1 + REPEATS):
-        for dtype in dtypes:
+        for name, run in steps.items():
             start = time.perf_counter()
-            steps[dtype]()
-            times[dtype].append(time.perf_counter() - start)
-    return {dtype: min(each[1:]) for dtype, each in times.items()}
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: min(each[1:]) for name, each in times.items()}

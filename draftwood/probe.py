@@ -5,10 +5,9 @@ There is no table of processor or GPU names: a name says nothing about clocks, m
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,9 +15,10 @@ import torch
 from draftwood.latency import Machine
 from draftwood.packing import kind, linear
 from draftwood.processor import abilities
-from draftwood.store import cached_file, read_json, write_json
+from draftwood.store import measured_once
 
 STREAM_BYTES = 256 << 20  # more weights than caches hold
+FIGURES = ("peak", "bandwidth", "launch_s")  # see Machine
 LAUNCHES = 1000
 BUDGET_S = 0.5  # seconds for each of the three measurements
 
@@ -40,19 +40,12 @@ def probe(device: torch.device, dtype: torch.dtype, folder: Path | None = None) 
     What is kept is found again under the same processor, dtype, torch version and thread count only.
     """
     name = machine_name(device, dtype)
-    file = cached_file(folder, "machine", name) if folder else None
-    if file and (known := _machine(read_json(file), name)):
-        return known
-    machine = measure(device, dtype)
-    if file:
-        with contextlib.suppress(OSError):  # a read-only cache costs two seconds at each start, nothing else
-            write_json(file, asdict(machine))
-    return machine
+    return Machine(name, **measured_once(folder, "machine", name, FIGURES, lambda: measure(device, dtype)))
 
 
 @torch.inference_mode()
-def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Measure now. The weights are laid out as the target's are."""
+def measure(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """FIGURES as they are now. The weights are laid out as the target's are."""
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     matrix_bytes = sizes.side**2 * dtype.itemsize
     layers = [
@@ -64,8 +57,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     stream_s = _seconds(lambda: [layer(row) for layer in layers], device)
     product_s = _seconds(lambda: layers[0](block), device)
     launches_s = _seconds(lambda: [one.add_(1) for _ in range(LAUNCHES)], device)
-    return Machine(
-        machine_name(device, dtype),
+    return dict(
         peak=2 * sizes.rows * sizes.side**2 / product_s,
         bandwidth=len(layers) * matrix_bytes / stream_s,
         launch_s=launches_s / LAUNCHES,
@@ -100,13 +92,3 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     while time.perf_counter() < end:
         times.append(once())
     return min(times)
-
-
-def _machine(data: object, name: str) -> Machine | None:
-    """A kept measurement; None if the file holds anything else."""
-    figures = ("peak", "bandwidth", "launch_s")
-    if not isinstance(data, dict) or data.get("name") != name:
-        return None
-    if not all(isinstance(data.get(f), float) and data[f] > 0 for f in figures):
-        return None
-    return Machine(name, *(data[f] for f in figures))

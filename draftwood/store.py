@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,33 @@ def write_json(path: Path, content: object) -> None:
     except BaseException:  # or a full disk would fill up with these
         scratch.unlink(missing_ok=True)
         raise
+
+
+def measured_once(
+    folder: Path | None, kind: str, name: str, figures: Sequence[str], measure: Callable[[], Mapping[str, float]]
+) -> Mapping[str, float]:
+    """The `figures` that `measure` finds, or that it found before under this `name` and `folder` keeps.
+
+    A damaged file is measured anew; a folder that cannot be written costs the measurement at each start, nothing else.
+    """
+    if folder is None:
+        return measure()
+    file = cached_file(folder, kind, name)
+    if known := _figures(read_json(file), name, figures):
+        return known
+    found = measure()
+    with contextlib.suppress(OSError):
+        write_json(file, {"name": name, **found})
+    return found
+
+
+def _figures(data: object, name: str, figures: Sequence[str]) -> dict[str, float] | None:
+    """Kept measurements; None if the file holds anything else."""
+    if not isinstance(data, dict) or data.get("name") != name:
+        return None
+    if not all(isinstance(data.get(f), float) and data[f] > 0 for f in figures):
+        return None
+    return {f: data[f] for f in figures}
 
 
 def differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from draftwood.packing import PackedLinear
 
@@ -56,7 +55,7 @@ class Transformers:
         if not any(isinstance(module, PackedLinear) for module in target.model.modules()):
             return cls(llm)
         name = str(Path(target.name).expanduser()) if target.name.startswith("~") else target.name
-        copy: Any = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype)
+        copy: Any = type(target.model).from_pretrained(name, dtype=target.dtype)
         return cls(llm, copy.to(target.device).eval())
 
     def model(self) -> AbstractContextManager[Any]:

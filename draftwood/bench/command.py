@@ -21,6 +21,7 @@ from draftwood.flags import (
     Target,
     TargetPath,
     Temperature,
+    TrustRemoteCode,
     WidthInvariant,
     names,
 )
@@ -49,6 +50,7 @@ def bench(
     device: Device = "auto",
     target_path: TargetPath = "auto",
     width_invariant: WidthInvariant = False,
+    trust_remote_code: TrustRemoteCode = False,
     target: Target = None,
     drafter: Drafter = None,
     against: Annotated[
@@ -76,6 +78,7 @@ def bench(
         device=device,
         target_path=target_path,
         width_invariant=width_invariant,
+        trust_remote_code=trust_remote_code,
         target=target,
         drafter=drafter or None,
         against=against or [],
@@ -149,6 +152,7 @@ def bench_serve(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     out: Annotated[Path | None, typer.Option(help="Folder for summary.json.")] = None,
     seed: Seed = 0,
 ) -> None:
@@ -161,7 +165,9 @@ def bench_serve(
     options = CrowdOptions(
         loads, names(policies), prompts or [], turns, max_new_tokens, repeats, temperature, seed, out
     )
-    llm = load(target, drafter, dtype=dtype, device=device, target_path=target_path)
+    llm = load(
+        target, drafter, dtype=dtype, device=device, target_path=target_path, trust_remote_code=trust_remote_code
+    )
     run_crowd(llm, options, Console(stderr=True))
 
 
@@ -179,6 +185,7 @@ def bench_grid(
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     seed: Seed = 0,
 ) -> None:
     """Or "bench grid": is bastion never slower than plain decoding and fixed budgets? A row of cells for each set."""
@@ -187,7 +194,9 @@ def bench_grid(
     from draftwood.bench.grid import GridOptions, run_grid
 
     options = GridOptions(out, [*(prompts or []), *(more or [])], limit, max_new_tokens, cells, full, seed, most)
-    model = partial(load, target, drafter, dtype=dtype, device=device, target_path=target_path)
+    model = partial(
+        load, target, drafter, dtype=dtype, device=device, target_path=target_path, trust_remote_code=trust_remote_code
+    )
     run_grid(options, model, Console(stderr=True))
 
 

@@ -23,6 +23,7 @@ class BenchOptions:
     dtype: str = "auto"
     target_path: str = "auto"
     width_invariant: bool = False
+    trust_remote_code: bool = False
     device: str = "auto"
     target: str | None = None  # None: the embedded one
     drafter: list[str] | None = None  # several propose together

@@ -48,6 +48,7 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
         device=options.device,
         target_path=options.target_path,
         width_invariant=options.width_invariant,
+        trust_remote_code=options.trust_remote_code,
     )
     check_room(llm, prompts, options.max_new_tokens)  # before files of an earlier run are opened
     summary = measured(llm, prompts, options, rivals(llm, options))
@@ -122,7 +123,7 @@ def ceiling(llm: LLM, context: int, reached: float) -> dict[str, float]:
     target, machine = llm.target, llm.engine.latency.machine
     work = target.work(1, context)
     if reached > plain_roofline(work, machine):
-        machine = probe.measure(target.device, target.dtype)
+        machine = probe.probe(target.device, target.dtype)
     return {
         "plain_tokens_per_s": plain_roofline(work, machine),
         "context": context,

@@ -217,6 +217,6 @@ def _trial_s(draft: Path) -> float:
 
 def in_panels(weight: Tensor, panel: int) -> Tensor:
     """A weight `[out, in]` as `[panels, in / 2, panel, 2]`: panels of outputs, each by pairs of inputs."""
-    filled = F.pad(weight.detach(), (0, 0, 0, -len(weight) % panel))
-    laid = filled.view(-1, panel, weight.shape[1] // 2, 2).transpose(1, 2)
-    return pages().empty(laid.shape, laid.dtype).copy_(laid)
+    filled = F.pad(weight.detach(), (0, 0, 0, -len(weight) % panel)).contiguous()
+    laid = filled.view(torch.int32).view(-1, panel, weight.shape[1] // 2).mT  # a pair is moved as one number
+    return pages().empty(laid.shape, torch.int32).copy_(laid).view(weight.dtype).unflatten(-1, (-1, 2))

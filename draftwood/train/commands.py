@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from draftwood.errors import BadInput
-from draftwood.flags import Device, Dtype, Policies, Prompts, Target, names
+from draftwood.flags import (
+    Data,
+    Device,
+    Dtype,
+    OneDrafter,
+    Policies,
+    Prompts,
+    PromptsOrSelf,
+    Target,
+    TrustRemoteCode,
+    names,
+)
 
 INTERRUPTED = 130
 
@@ -21,10 +32,7 @@ def distill(
     out: Annotated[Path, typer.Option(help="Folder for the texts; an earlier one is continued.")],
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers to write.")],
     target: Target = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(help="JSONL file, data set name or self (the target invents them); may be repeated."),
-    ] = None,
+    prompts: PromptsOrSelf = None,
     temperature: Annotated[str, typer.Option(help="Comma-separated; prompts take them in turn.")] = "0",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 512,
     thinking: Thinking = "default",
@@ -34,6 +42,7 @@ def distill(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Let the target answer prompts: the training data of its drafter. Ctrl-C saves; the same command goes on."""
     heats = parse_temperatures(temperature)
@@ -42,14 +51,15 @@ def distill(
 
     hide_progress_bars()
     options = DistillOptions(
-        out, tokens, prompts or [], target, heats, max_new_tokens, thinking, raw, limit, rows, seed, dtype, device
-    )
+        out, tokens, prompts or [], target, heats, max_new_tokens, thinking, raw, limit, rows, seed, dtype, device,
+        trust_remote_code,
+    )  # fmt: skip
     if not run_distill(options):
         raise typer.Exit(INTERRUPTED)
 
 
 def train(
-    data: Annotated[list[Path], typer.Option(help="Folder that distill wrote; may be repeated.")],
+    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the drafter; a run that was stopped goes on.")],
     target: Target = None,
     layers: Annotated[int, typer.Option(help="Layers of the drafter.")] = 3,
@@ -93,6 +103,7 @@ def train(
     push_to_hub: Annotated[str | None, typer.Option(help="Upload the drafter to this repository.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a DFlash drafter on what distill wrote. Ctrl-C saves; the same command goes on, exactly."""
     given = dict(locals())
@@ -108,7 +119,7 @@ def train(
 
 
 def eval_drafter(
-    drafter: Annotated[str, typer.Option(help="The drafter to measure: a name or folder in DFlash's format.")],
+    drafter: OneDrafter,
     target: Target = None,
     prompts: Prompts = None,
     policies: Policies = "dflash,ddtree:64",
@@ -120,6 +131,7 @@ def eval_drafter(
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
 ) -> None:
     """Measure a drafter: tau by policy, acceptance by position, and whether its confidence can be believed."""
@@ -129,8 +141,9 @@ def eval_drafter(
 
     hide_progress_bars()
     options = EvalOptions(
-        drafter, target, prompts or [], specs, max_new_tokens, limit, temperature, thinking, out, seed, dtype, device
-    )
+        drafter, target, prompts or [], specs, max_new_tokens, limit, temperature, thinking, out, seed, dtype, device,
+        trust_remote_code,
+    )  # fmt: skip
     report = run_evaluation(options)
     if as_json:
         print(json.dumps(report, allow_nan=False), flush=True)

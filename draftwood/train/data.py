@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from draftwood.errors import BadInput
+from draftwood.names import DATA, check_data
 from draftwood.target import Target
 from draftwood.train.files import write_text
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.start import plain_weight
 from draftwood.universal import decoder_layers
 
-MANIFEST = "data.json"
 FORMAT = 2
 FINGER_ROWS = 64
 
@@ -81,12 +81,12 @@ class Manifest:
     prompts: str = ""  # their digest; empty if unknown
 
     def save(self, folder: Path) -> None:
-        write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(self)}))
+        write_text(folder / DATA, json.dumps({"format": FORMAT, **asdict(self)}))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
         """None if the folder holds no data yet; BadInput if it holds something else."""
-        path = folder / MANIFEST
+        path = folder / DATA
         if not path.exists():
             return None
         try:
@@ -117,9 +117,9 @@ def read_all(folders: Sequence[Path], target: Target) -> list[Text]:
 
 def check_manifest(folder: Path, target: Target) -> None:
     """Raises BadInput if there is none, or another target's."""
+    check_data(folder)
     manifest = Manifest.load(folder)
-    if manifest is None:
-        raise BadInput(f"--data {folder}: there is no {MANIFEST}; make the data with `draftwood distill --out`.")
+    assert manifest is not None
     ours = Identity.of(target)
     if not manifest.target.same_as(ours):
         raise BadInput(

@@ -63,6 +63,7 @@ class DistillOptions:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if any(not 0 <= heat <= 10 for heat in self.temperatures) or not self.temperatures:
@@ -157,9 +158,9 @@ def run_distill(options: DistillOptions) -> bool:
     require_pyarrow()
     make_folder(options.out, "--out")
     name = options.target or str(embedded_target())
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, options.trust_remote_code)
     jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
-    target = load_target(name, options.dtype, options.device)
+    target = load_target(name, options.dtype, options.device, trust_remote_code=options.trust_remote_code)
     if target.device.type == "cuda":
         torch.cuda.set_device(target.device)  # whose streams graphs and events belong to
     manifest = claim(options, Identity.of(target), jobs.digest)

@@ -44,6 +44,7 @@ class EvalOptions:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    trust_remote_code: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +120,13 @@ def run_evaluation(options: EvalOptions) -> dict[str, Any]:
     if options.out is not None:
         make_folder(options.out, "--out")
     prompts = load_prompts(options.prompts, options.limit)
-    llm = load(options.target, options.drafter, dtype=options.dtype, device=options.device)
+    llm = load(
+        options.target,
+        options.drafter,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+    )
     tallies = measure(llm, prompts, options)
     report = summarize(tallies, options, prompts)
     show(report, tallies, options)

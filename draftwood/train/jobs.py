@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from draftwood.bench.prompts import Prompt, load_prompts
 from draftwood.errors import BadInput, check_one_of
 from draftwood.loading import tokenized
+from draftwood.names import SELF
 
-SELF = "self"
 THINKING = ("default", "on", "off")
 MARK = "\x02user-turn\x02"  # stands for what the user says while the template is taken apart
 SELF_TEMPERATURE = 1.0

@@ -45,6 +45,7 @@ class TrainOptions:
     device: str = "auto"
     features: Path | None = None  # where target features are cached; None: beside the data
     push_to_hub: str | None = None  # a Hub repository
+    trust_remote_code: bool = False
 
 
 def run_training(options: TrainOptions, recipe: Recipe) -> bool:
@@ -55,7 +56,8 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     make_folder(options.out, "--out")
     fleet = Fleet.join()
     device = options.device if fleet.device is None else str(fleet.device)
-    target = load_target(options.target or str(embedded_target()), options.dtype, device)
+    name, trusted = options.target or str(embedded_target()), options.trust_remote_code
+    target = load_target(name, options.dtype, device, trust_remote_code=trusted)
     course = prepare(options, recipe, target, fleet)
     model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
@@ -90,7 +92,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
             f"--layers {recipe.layers}: the drafter would have more layers than {target.name}, which has "
             f"{target.num_layers}, and take longer than what it is to save; 2 to 5 are usual."
         )
-    tokenizer = load_tokenizer(target.name)
+    tokenizer = load_tokenizer(target.name, options.trust_remote_code)
     texts = usable(read_all(options.data, target), min(recipe.max_length, target.context_limit))
     if not texts:
         raise BadInput(f"--data {options.data[0]}: no text has an answer of two tokens or more.")

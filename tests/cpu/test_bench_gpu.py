@@ -46,7 +46,7 @@ def models():
 
 @pytest.fixture(autouse=True)
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "measure_machine", lambda device, dtype: MACHINE)
+    monkeypatch.setattr(run, "probe", lambda device, dtype: MACHINE)
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     half = json.loads((tmp_path / "summary.json").read_text())
     assert half["left"] == ["tiny, gsm8k"] and half["rows"]
     monkeypatch.undo()
-    monkeypatch.setattr(run, "measure_machine", lambda device, dtype: MACHINE)
+    monkeypatch.setattr(run, "probe", lambda device, dtype: MACHINE)
     monkeypatch.setattr(run.Models, "parts", lambda *a: pytest.fail("measured twice"))
     whole = bench(tmp_path)
     assert whole["rows"][: len(half["rows"])] == half["rows"] and whole["left"] == []

@@ -181,7 +181,10 @@ NAMES = [
     ["bench", "serve", "--dtype", "bfloat61"],
     ["bench", "grid", "--out", "x", "gsm8"],
     ["eval-drafter", "--drafter", "ngram", "--prompts", "gsm8"],
+    ["eval-drafter", "--drafter", "shiped"],
+    ["distill", "--out", "x", "--tokens", "1", "--prompts", "self", "--prompts", "gsm8"],
     ["train", "--data", "x", "--out", "x", "--target", "./not-there"],
+    ["train", "--data", ".", "--out", "x"],
     ["batch", "--in", "not-there", "--out", "x"],
     ["simulate", "--trace", "not-there"],
     ["report", "not-there"],
@@ -409,10 +412,17 @@ def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:
 def test_dtype_is_what_measures_faster(
     monkeypatch: pytest.MonkeyPatch, fp32: float, bf16: float, dtype: torch.dtype
 ) -> None:
-    seconds = {torch.float32: fp32, torch.bfloat16: bf16}
-    monkeypatch.setattr(precision, "step_seconds", lambda dtypes: {dtype: seconds[dtype] for dtype in dtypes})
+    monkeypatch.setattr(precision, "step_seconds", lambda: {"float32": fp32, "bfloat16": bf16})
     chosen = precision.choose_dtype("cpu")
     assert chosen.dtype == dtype and f"{fp32 / bf16:.2g}" in chosen.reason
+
+
+def test_a_dtype_once_chosen_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Or a near-tie would give another text after a restart."""
+    for fp32, bf16 in ((3.0, 1.0), (1.0, 3.0)):
+        monkeypatch.setattr(precision, "step_seconds", lambda: {"float32": fp32, "bfloat16": bf16})  # noqa: B023
+        assert precision.choose_dtype("cpu", tmp_path).dtype == torch.bfloat16
+    assert precision.choose_dtype("cpu").dtype == torch.float32
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])

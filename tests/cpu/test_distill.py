@@ -19,6 +19,7 @@ from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
 from draftwood.loading import load_target
+from draftwood.names import SELF
 from draftwood.target import Target
 from draftwood.train import distill as distill_module
 from draftwood.train import jobs as jobs_module
@@ -26,7 +27,7 @@ from draftwood.train import writing
 from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import EvalOptions, Tally, run_evaluation, warnings
-from draftwood.train.jobs import SELF, Job, Jobs, make_jobs, user_template
+from draftwood.train.jobs import Job, Jobs, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log

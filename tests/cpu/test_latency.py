@@ -25,7 +25,7 @@ from draftwood.offline_profile import (
 )
 from draftwood.policies.base import Costs, expected
 from draftwood.policies.bastion import Bastion
-from draftwood.probe import measure, probe
+from draftwood.probe import probe
 from draftwood.store import cached_file, read_json, write_json
 from draftwood.trace import Round
 
@@ -700,7 +700,7 @@ def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_probe")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_probe_measures_something_for_every_figure(dtype: torch.dtype) -> None:
-    machine = measure(torch.device("cpu"), dtype)
+    machine = probe(torch.device("cpu"), dtype)
     assert min(machine.peak, machine.bandwidth, machine.launch_s) > 0
     assert str(dtype) in machine.name and torch.__version__ in machine.name
 

@@ -29,7 +29,7 @@ from draftwood.bench.stats import jsonable
 from draftwood.errors import DraftwoodError
 from draftwood.latency import Machine
 from draftwood.loading import parse_device, parse_dtype
-from draftwood.probe import measure as measure_machine
+from draftwood.probe import probe
 
 ANSWER_CONTEXT = 1024  # whole answers are written behind the context that is nearest to this
 
@@ -58,7 +58,7 @@ def run_gpu_bench(options: GpuOptions) -> dict[str, Any]:
     results = Results(options.out, conditions(options, device, dtype))
     notes = Console(stderr=True)
     notes.print(f"Measuring what {device} reaches in {dtype} …")
-    machine = measure_machine(device, dtype)
+    machine = probe(device, dtype)
     groups = all_groups(options, shapes, rates, machine, device, dtype)
     left, failed = run_groups(groups, results, options, start, notes)
     summary = jsonable({"rows": results.rows(), "left": left, **circumstances(options, machine, rates)})
