@@ -24,7 +24,7 @@ from draftwood.errors import BadModel
 from draftwood.native.forward import Ends, Native, bind
 from draftwood.native.records import Parts
 from draftwood.packing import fuse, fuse_packed, pack_linears
-from draftwood.plan import Plan, Verified
+from draftwood.plan import Plan, Verified, taps_of
 from draftwood.rotary import STATIC, Rotary
 from draftwood.uniform import UniformLinear
 
@@ -87,6 +87,11 @@ class Lean:
         self.native = bind(self.shape, self.scale, self._layers, sights, ends)
         self._nothing = decoder.norm.weight.new_empty(self.shape.kv_heads, 0, self.shape.head_dim)  # keys or values
         self._uniform = [uniform(layer) for layer in self._layers] if self.invariant else self._layers
+        self._held = self._weights()
+
+    def _weights(self) -> list[tuple[str, int]]:
+        """Where the model's weights are."""
+        return [(name, weight.data_ptr()) for name, weight in self.model.named_parameters()]
 
     def _layer(self, block: Any) -> Layer:
         fused = fuse_packed if self._packed else fuse
@@ -123,7 +128,8 @@ class Lean:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
-        self._taps = {layer: place for place, layer in enumerate(layers)}
+        self._tapped = tuple(layers)  # a layer may be asked for twice
+        self._taps = {layer: place for place, layer in enumerate(dict.fromkeys(layers))}
 
     def attach(self) -> None:
         """Nothing of the model is exchanged, but its owner may have moved or replaced its weights."""
@@ -132,9 +138,9 @@ class Lean:
         reason = declines(self.model)
         if reason is not None:
             raise BadModel(f"The model has changed since it was taken over: {reason}. Take it over anew.")
+        if self._weights() != self._held:
+            return self._collect_anew()
         for block, layer in zip(self.model.model.layers, self._layers, strict=True):
-            if block.self_attn.q_proj.weight.data_ptr() != next(layer.qkv.parameters()).data_ptr():
-                return self._collect_anew()
             if (norm := self._qk_norm(block.self_attn)) is not None and layer.qk_norm is not None:
                 with torch.inference_mode():  # in place, where captured graphs and compiled operators read it
                     layer.qk_norm.copy_(norm)
@@ -166,13 +172,15 @@ class Lean:
                 taps[:, self._taps[i] * hidden : (self._taps[i] + 1) * hidden] = x
         x = norm(x if wanted is None else x[wanted], self.model.model.norm.weight, self.shape.norm_eps)
         head = UniformLinear(self.model.lm_head) if self.invariant else self.model.lm_head
-        return Verified(head(x), taps)
+        return Verified(head(x), taps_of(self._tapped, tuple(self._taps), taps))
 
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` by compiled operators."""
         rows = [cache.rows[part.row] for part in plan.segments]
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(self._nothing) for row in rows])
-        return native.run(plan.ids, plan.places, parts, tuple(self._taps), plan.wanted)
+        found = native.run(plan.ids, plan.places, parts, tuple(self._taps), plan.wanted)
+        distinct = tuple(self._taps)
+        return found if self._tapped == distinct else replace(found, taps=taps_of(self._tapped, distinct, found.taps))
 
     @property
     def exact_cache(self) -> bool:
@@ -199,9 +207,10 @@ def uniform(layer: Layer) -> Layer:
 
 
 def window(model: PreTrainedModel, layer: int) -> int | None:
-    """How many positions a layer looks back, itself included; None for all."""
-    kinds = getattr(model.config, "layer_types", None)
-    if kinds is not None and kinds[layer] != "sliding_attention":
-        return None
-    size: int | None = getattr(model.config, "sliding_window", None)
-    return size
+    """How many positions a layer looks back, itself included; None for all.
+
+    Layers of Qwen say it each, those of Mistral look back alike, and those of Llama do not ask, whatever a config says.
+    """
+    attention = model.model.layers[layer].self_attn
+    size: int | None = getattr(attention, "sliding_window", None)
+    return model.config.sliding_window if type(model).__name__ == "MistralForCausalLM" else size

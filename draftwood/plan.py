@@ -158,6 +158,16 @@ class Verified:
     rows: Rows | None = None  # of the logits, where that is known
 
 
+def taps_of(layers: Sequence[int], among: Sequence[int], taps: Tensor | None) -> Tensor | None:
+    """The taps `[M, len(layers) * hidden]` of some layers out of those of `among`; None for no layers."""
+    if taps is None or not layers:
+        return None
+    if tuple(layers) == tuple(among):
+        return taps
+    each = taps.unflatten(-1, (len(among), -1))
+    return each[:, [list(among).index(layer) for layer in layers]].flatten(1)
+
+
 def make_plan(
     trees: Sequence[Tree],
     contexts: Sequence[int],

@@ -32,6 +32,7 @@ SHAPE = dict(
     num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=None, pad_token_id=None,
 )  # fmt: skip
 SLIDING = dict(sliding_window=8)
+EXPERTS = dict(num_experts_per_tok=2, experts_implementation="eager")  # grouped products know no float64
 
 # Every family runs its real transformers code on random weights.
 FAMILIES: dict[str, dict[str, object]] = {
@@ -62,6 +63,16 @@ FAMILIES: dict[str, dict[str, object]] = {
     "granite": dict(logits_scaling=2.0),
     "starcoder2": SLIDING,
     "qwen3_sliding": dict(use_sliding_window=True, max_window_layers=1, **SLIDING),
+    "qwen2_moe": dict(  # this one and the next tell their windows to their masks alone
+        **SLIDING,
+        **EXPERTS,
+        num_experts=4,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        use_sliding_window=True,
+        max_window_layers=1,
+    ),
+    "phimoe": dict(**SLIDING, **EXPERTS, num_local_experts=4),
 }
 
 

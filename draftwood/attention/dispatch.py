@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 from draftwood.attention.args import AttentionArgs, Backend
 from draftwood.attention.cascade import CASCADE
@@ -25,6 +26,15 @@ BACKENDS: tuple[Backend, ...] = (TRITON, CASCADE, SDPA, REFERENCE)  # the last o
 def register() -> None:
     """Make `attn_implementation="draftwood"` known to transformers; doing it twice changes nothing."""
     AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, window_mask)
+
+
+def window_mask(*_: Any, local_size: int | None = None, **__: Any) -> Tensor | None:
+    """transformers' mask interface. The plan says who sees whom; of a mask only how far back it reaches is needed.
+
+    Some models tell it to their masks alone, not to their attention.
+    """
+    return None if local_size is None else torch.tensor(local_size)
 
 
 def attend(
@@ -32,7 +42,7 @@ def attend(
     query: Tensor,  # [1, H, sum N, d]
     key: Sequence[Tensor],  # [H_kv, S, d] of each segment: every slot of its row
     value: Sequence[Tensor],  # [H_kv, S, d_v]
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # see `window_mask`
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -47,6 +57,8 @@ def attend(
             "not hand keyword arguments to its attention, or it was called outside draftwood's engine."
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if sliding_window is None and attention_mask is not None:
+        sliding_window = int(attention_mask)
     seen = attend_slots(query[0], key, value, plan, scale, sliding_window, softcap, s_aux)
     return seen[None].contiguous(), None
 

@@ -139,13 +139,3 @@ class Learner(ABC):
     @abstractmethod
     def fresh(self) -> Drafter:
         """The same weights with nothing learned yet: what one method wrote must not help the next one it races."""
-
-
-def taps_of(layers: Sequence[int], among: Sequence[int], taps: torch.Tensor | None) -> torch.Tensor | None:
-    """The taps `[M, len(layers) * hidden]` of some layers out of those of `among`; None for no layers."""
-    if taps is None or not layers:
-        return None
-    if tuple(layers) == tuple(among):
-        return taps
-    each = taps.unflatten(-1, (len(among), -1))
-    return each[:, [list(among).index(layer) for layer in layers]].flatten(1)

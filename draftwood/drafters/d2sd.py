@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from draftwood.drafters.base import Carded, Request, Weighed, taps_of
+from draftwood.drafters.base import Carded, Request, Weighed
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.options import parse
 from draftwood.drafters.worth import Trials
 from draftwood.errors import BadModel
 from draftwood.latency import Work
+from draftwood.plan import taps_of
 from draftwood.target import Target
 from draftwood.tree import FAINT, Child, Draft, Floats, Lattice, Tree
 from draftwood.trellis import Block

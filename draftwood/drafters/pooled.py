@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from draftwood.drafters.base import Carded, Drafter, Learner, Request, taps_of
+from draftwood.drafters.base import Carded, Drafter, Learner, Request
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
 from draftwood.latency import Work
 from draftwood.native.pooled import quicker
 from draftwood.native.successors import quickest
+from draftwood.plan import taps_of
 from draftwood.pool import Pool, View
 from draftwood.pool_gain import Case, Gain, Gains
 from draftwood.pool_weights import Weights
@@ -196,7 +197,8 @@ class Pooled(Learner, Carded):
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
-            self._said.append((tokens, followers.cpu().numpy(), np.exp(logp.cpu().numpy(), dtype=np.float64)))
+            said = np.nan_to_num(np.exp(logp.cpu().numpy(), dtype=np.float64))  # or a table would never forget it
+            self._said.append((tokens, followers.cpu().numpy(), said))
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""

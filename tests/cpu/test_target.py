@@ -329,6 +329,47 @@ def test_fused_weights_are_the_models_own() -> None:
     )
 
 
+def test_llama_has_no_window_whatever_its_config_says() -> None:
+    target = tiny_target("llama", "lean", sliding_window=4)
+    tokens = [*PROMPT, *range(1, 30)]
+    found = target.prefill(tokens, target.new_cache(64)).logits[-1]
+    torch.testing.assert_close(found, plain_logits(target, tokens)[-1], **close("llama", "lean"))
+
+
+@pytest.mark.parametrize("path", ["universal", "lean"])
+def test_a_layer_may_be_tapped_twice(path: str) -> None:
+    target = tiny_target("llama", path)
+    target.tap((2, 0, 2))
+    twice = target.prefill(PROMPT, target.new_cache(64)).taps
+    target.tap((0, 2))
+    once = target.prefill(PROMPT, target.new_cache(64)).taps
+    assert twice is not None and once is not None
+    first, last = once.chunk(2, dim=-1)
+    assert torch.equal(twice, torch.cat([last, first, last], dim=-1))
+
+
+def _another_head(model) -> None:
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False, dtype=model.dtype)
+
+
+def _another_tensor(model) -> None:
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data = -weight.data
+
+
+@pytest.mark.parametrize("replace", [_another_head, _another_tensor])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_a_lent_model_may_be_replaced_by_its_owner(replace, dtype: torch.dtype) -> None:
+    model = tiny_model(dtype=dtype)
+    target = Target(model, "lent", path="lean")
+    target.release()
+    replace(model)
+    target.attach()
+    found = target.prefill(PROMPT, target.new_cache(64)).logits[-1]
+    near = close("llama", "lean") if dtype == torch.float64 else dict(rtol=0.1, atol=0.5)
+    torch.testing.assert_close(found, plain_logits(target, PROMPT)[-1], **near)
+
+
 def test_a_lent_model_may_be_moved_by_its_owner() -> None:
     model = tiny_model()
     target = Target(model, "lent", path="lean")
