@@ -6,7 +6,7 @@ itself when it is worth another look. Measured in docs/log.md.
 
 from __future__ import annotations
 
-from math import isnan, nan
+from math import isfinite, isnan, nan
 
 POWER = 1  # of confidence, that accepted nodes follow
 MEMORY = 1 - 1 / 16  # of a round's weight, per later round of the text
@@ -26,7 +26,7 @@ class Predictability:
 
     def see(self, confidence: float | None) -> None:
         """A round's, see `Round.confidence`; None says nothing."""
-        if confidence is not None:
+        if confidence is not None and isfinite(confidence):  # a target may write what is not a number
             self._sum = MEMORY * self._sum + confidence
             self._weight = MEMORY * self._weight + 1
 

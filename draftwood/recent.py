@@ -108,7 +108,8 @@ class Recent:
             logits, depths = np.array(one["logits"], np.float64), 1 + np.array(one["depths"], np.float64)
             mass = 1 / (1 + np.exp(-logits))
             emitted, confidence = np.array([one["emitted"], one["confidence"]], np.float64)  # None becomes NaN
-            if not (mass.shape == depths.shape == (mass.size,) and np.isfinite(mass + depths).all() and emitted >= 1):
+            fits = mass.shape == depths.shape == (mass.size,) and emitted >= 1 and not np.isinf(confidence)
+            if not (fits and np.isfinite(mass + depths).all()):
                 raise ValueError("a round has nodes and emits a token or more")
             recent.add(mass, depths, float(emitted), float(confidence), weight / len(rounds))
         return recent

@@ -19,7 +19,7 @@ from draftwood.errors import BadModel
 from draftwood.latency import Work
 from draftwood.loading import load_target, load_tokenizer
 from draftwood.target import Target
-from draftwood.tree import Draft, Tree
+from draftwood.tree import Draft, Tree, root_only
 
 CHUNK = 512  # tokens of a prompt that enter its cache at once
 
@@ -36,6 +36,11 @@ class Options:
 class DraftModelState:
     cache: KVCache
     waiting: list[int] = field(default_factory=list)  # committed tokens that are not in it yet
+
+    def __deepcopy__(self, memo: object) -> DraftModelState:
+        """With no room to spare: copies are made of texts that are kept, and get it when they go on."""
+        (row,) = self.cache.rows
+        return DraftModelState(KVCache(len(row.keys), [row.copy(row.length, row.length)]), list(self.waiting))
 
 
 class DraftModel:
@@ -83,6 +88,8 @@ class DraftModel:
         )
 
     def _draft(self, state: DraftModelState, root: int, depth: int) -> Tree:
+        if state.cache.rows[0].length + len(state.waiting) >= self._model.context_limit:
+            return root_only(root)  # it cannot read that far
         for at in range(0, len(state.waiting), CHUNK):
             self._model.prefill(state.waiting[at : at + CHUNK], state.cache)
         state.waiting.clear()

@@ -74,7 +74,7 @@ float confidence(const bf16 *row, int64_t size) {
         if (most > best) sum *= expf(best - most), best = most;
         for (int64_t i = 0; i < CHUNK; i += LANES) sum += exponential(widen(chunk + i) - best);
     }
-    return 1.0f / total((float *)&sum);
+    return best > -INFINITY ? 1.0f / total((float *)&sum) : NAN;
 }
 
 // The most that the bits of the noise of CHUNK tokens from one on are.

@@ -642,6 +642,7 @@ def behind(confidence: float | None, rounds: int = 60) -> float:
 
 def test_a_text_that_is_not_drafted_for_says_when_it_is_worth_a_look() -> None:
     usual = behind(None) - 1
+    assert behind(np.nan) == behind(np.inf) == behind(None), "a target that writes no numbers says nothing"
     assert behind(0.5) - 1 == pytest.approx(usual)
     rounds = 1 / (1 - MEMORY)  # that a long text counts as, beside what is usual
     own = rounds / (rounds + SLOW)

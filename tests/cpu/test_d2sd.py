@@ -218,6 +218,22 @@ def test_needs_one_or_two_names(argument: str) -> None:
         registry.drafter(f"d2sd:{argument}", tiny_target())
 
 
+def test_a_draft_model_is_silent_where_it_cannot_read_any_more() -> None:
+    from draftwood.drafters.draft_model import DraftModel
+    from draftwood.drafters.draft_model import Options as Beam
+
+    drafter = DraftModel(
+        tiny_target("gpt2", n_positions=16, max_position_embeddings=16), Beam(depth=2, beam=2), "small"
+    )
+    state = drafter.open(64)
+    drafter.extend(state, list(range(1, 16)), None)
+    (tree,) = drafter.draft([Request(state, 5, 4)])
+    assert len(tree) <= 2, "there is one position for nodes"
+    drafter.extend(state, [5] * 10, None)
+    (tree,) = drafter.draft([Request(state, 5, 4)])
+    assert len(tree) == 0
+
+
 def test_draft_models_write_their_own_beam(tmp_path) -> None:
     """Masses are the small model's own probabilities along each path, whatever it was fed before."""
     from draftwood.drafters.draft_model import DraftModel

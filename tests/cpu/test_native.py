@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -449,6 +450,11 @@ def test_confidence_is_the_largest_probability_to_about_a_percent(size: int) -> 
     for row in range(4):
         assert rows_of(logits).confidence(row) == pytest.approx(truth[row], rel=1e-2)
         assert rows_of(apart).confidence(row) == rows_of(wide).confidence(row) == rows_of(logits).confidence(row)
+
+
+@compiled
+def test_what_is_no_number_is_not_confident() -> None:
+    assert isnan(rows_of(torch.full((1, 128), torch.nan, dtype=torch.bfloat16)).confidence(0))
 
 
 @compiled
