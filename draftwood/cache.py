@@ -192,6 +192,10 @@ class KVCache(Cache):
     def exact(self) -> bool:
         return self.rows[0].exact
 
+    def clear(self) -> None:
+        """Let go of the rows and of the plan of the last forward."""
+        self.rows, self._plan = [], None
+
     def place(self, plan: Plan) -> None:
         """Say which slots the next forward writes, making room for them."""
         for part in plan.segments:

@@ -47,7 +47,8 @@ class Chat:
         options: dict[str, Any] = {"policy": self.policy, "system": self.system, "max_new_tokens": self.max_new_tokens}
         stream = self.llm.stream(asked, **options, **asdict(self.sampling))
         play(stream, self.llm.tokenizer, self.screen, self.shows_tree)
-        self.messages = [*asked, {"role": "assistant", "content": stream.generation.text}]
+        if stream.generation.text:  # or it was interrupted before
+            self.messages = [*asked, {"role": "assistant", "content": stream.generation.text}]
 
     def command(self, line: str) -> str:
         """Obey a line without its /; what to tell the user.
@@ -102,7 +103,7 @@ def converse(chat: Chat, lines: Iterator[str]) -> None:
     """Take turns until the lines end or one of them is /exit. Mistakes cost a sentence, not the conversation."""
     notes = Console(stderr=True, highlight=False)
     for line in lines:
-        if line in ("/exit", "/quit"):
+        if line.strip() in ("/exit", "/quit"):
             return
         try:
             if line.startswith("/"):

@@ -267,7 +267,9 @@ class LLM:
         steps = self.engine.run(ids, max_new_tokens, sampling, self.stop_ids, policy=rule)
         templated = not raw or self.tokenizer.chat_template is None
         ended = partial(self._watch, temperature, templated)
-        return Stream(steps, TextStream(self.tokenizer, stop), self.stop_ids, len(ids), rule.name, ended)
+        goes_on = raw or self.tokenizer.chat_template is None
+        text = TextStream(self.tokenizer, stop, ids if goes_on else ())
+        return Stream(steps, text, self.stop_ids, len(ids), rule.name, ended)
 
     def generate(self, prompt: str | Messages, **options: Any) -> Generation:
         """The whole answer; takes what `stream` takes."""

@@ -43,6 +43,7 @@ class PrefixCache:
         """Tokens that are kept."""
         return sum(len(tokens) for tokens, _ in list(self._kept.values()))  # metrics ask from another thread
 
+    @torch.inference_mode()
     def keep(self, request: Request, prefix: Prefix) -> None:
         """Take over what is left of a request; shorter texts that it begins with are dropped, and the oldest ones."""
         tokens = np.array(request.sampler.tokens[: prefix.row.length])
@@ -53,7 +54,7 @@ class PrefixCache:
                 del self._kept[key]
         self.shrink(self.capacity - len(tokens))
         if prefix.row.capacity > (1 + SPARE) * len(tokens):  # room for what would have come
-            prefix = Prefix(prefix.row.copy(len(tokens), len(tokens)), prefix.state)
+            prefix = Prefix(prefix.row.copy(len(tokens), len(tokens)), copy.deepcopy(prefix.state))
         self._kept[tokens.tobytes()] = tokens, prefix
 
     def find(self, request: Request) -> Prefix | None:

@@ -201,6 +201,8 @@ class HostRounds:
                     first, end = rows[0], rows[-1] + 1
                     whole = rows == list(range(first, end))  # mostly, and then nothing need be copied
                     self._learner.learn(tokens, result.logits[first:end] if whole else result.logits[rows])
+        self._verified = None
+        self._cache.clear()  # or a request that leaves would keep its memory until the next forward
         return verdicts
 
     def _commit(self, part: Part, verdict: Verdict | None, taps: Tensor | None, start: int) -> None:

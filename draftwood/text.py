@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from draftwood.errors import BadInput
+
+CONTEXT = 8  # tokens that decide how the next one is spelled
 
 
 class Decoder(Protocol):
@@ -17,14 +19,15 @@ class Decoder(Protocol):
 class TextStream:
     """Turns one request's tokens into text pieces whose concatenation is the text."""
 
-    def __init__(self, tokenizer: Decoder, stops: str | Iterable[str] | None = ()) -> None:
+    def __init__(self, tokenizer: Decoder, stops: str | Iterable[str] | None = (), before: Sequence[int] = ()) -> None:
+        """`before`: tokens that this text goes on from: some decoders drop the blank at the beginning of a text."""
         stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         if not all(isinstance(s, str) and s for s in stops):
             raise BadInput("A stop string is empty; give the text at which to stop.")
         self._tokenizer = tokenizer
         self._stops = stops
-        self._ids: list[int] = []
-        self._start = self._read = 0  # decoding [start:] sees enough context; [:read] is already text
+        self._ids = list(before[-CONTEXT:])
+        self._start, self._read = 0, len(self._ids)  # decoding [start:] sees enough context; [:read] is already text
         self._held = ""  # text that could still become a stop string
         self.stopped = False
 

@@ -70,7 +70,7 @@ def serving(llm: LLM, **options: object) -> Iterator[Running]:
     chosen = Options(**{"port": 0, "name": "tiny", **options})  # type: ignore[arg-type]
     listening = bind(chosen)
     app = build_app(llm, chosen)
-    server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    server = Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=10))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -21,7 +21,8 @@ LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
 PATIENCE = 10  # times that a line is tried whose memory others have
 PASSING = ("out_of_memory", "shutting_down")
-UNDESERVED = ("internal_error", *PASSING)
+ELSEWHERE = "needs_memory"  # a run with more of it can answer
+UNDESERVED = ("internal_error", ELSEWHERE, *PASSING)
 
 GOES_ON = "The same command goes on."
 
@@ -114,7 +115,9 @@ async def _patiently(writer: Writer, line: Line) -> Found:
     for _ in range(PATIENCE):
         found = await writer.answer(line)
         await writer.check(found)
-        if not (isinstance(found, Refused) and found.code in PASSING):
+        if not (isinstance(found, Refused) and found.code in (ELSEWHERE, *PASSING)):
             return found
+        if found.code == ELSEWHERE:
+            break
         await asyncio.sleep(found.retry_s or 1)
     raise BadModel(f"{found} {GOES_ON}")

@@ -85,10 +85,16 @@ class Answer:
     """All choices of one HTTP request on their way. Leaving it early gives up what is not finished."""
 
     def __init__(
-        self, scheduler: Scheduler, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt_tokens: int
+        self,
+        scheduler: Scheduler,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[str],
+        prompt_tokens: int,
+        goes_on: bool,
     ) -> None:
+        """`goes_on`: the answers are one text with their prompts."""
         self._scheduler, self._tokenizer, self._stops = scheduler, tokenizer, stops
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens, self._goes_on = prompt_tokens, goes_on
         self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Step | Refused]]()
         self.choices: list[Choice] = []
 
@@ -96,7 +102,8 @@ class Answer:
         """A choice of each job, which is made when told where its steps go. Raises Refused and BadInput."""
         for index, make in enumerate(jobs):
             job = make(self._teller(index))
-            self.choices.append(Choice(index, job, TextStream(self._tokenizer, self._stops)))
+            before = job.request.sampler.tokens if self._goes_on else ()
+            self.choices.append(Choice(index, job, TextStream(self._tokenizer, self._stops, before)))
 
     def submit(self) -> None:
         """Queue all of them. Raises Refused if there is no room."""

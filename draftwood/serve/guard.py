@@ -52,7 +52,7 @@ class Gate:
         return await self._read(scope, receive)
 
     def _check_key(self, scope: Scope) -> None:
-        path = scope["path"]
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"  # of an application below another one
         if self._key is None or scope["method"] == "OPTIONS" or path in OPEN or path.startswith("/page/"):
             return
         given = dict(scope["headers"]).get(b"authorization", b"")

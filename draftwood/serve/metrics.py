@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +78,26 @@ class Metrics:
             return
         for _ in step.tokens:
             self._between.observe((now - job.last) / len(step.tokens))
-        self._round(step.round)
-
-    def _round(self, round: Round) -> None:
-        self._width.observe(round.width)
-        if round.predicted and round.total_s > 0:
-            self._error.observe(abs(round.predicted_s / round.total_s - 1))
+        round = step.round
         if round.n:
             self._drafts.inc()
             self._draft_tokens.inc(round.n)
             self._accepted.inc(round.accepted)
             for position in range(round.accepted):
                 self._per_pos.labels(self._model, str(position)).inc()
+
+    def turn(self, rounds: Sequence[Round]) -> None:
+        """What the rounds of several requests have in common: their forward, and its seconds."""
+        if not rounds:
+            return
+        one = rounds[0]
+        self._width.observe(one.width)
+        if one.predicted and one.total_s > 0:
+            self._error.observe(abs(one.predicted_s / one.total_s - 1))
+
+    def lost(self, reason: str) -> None:
+        """A request of which nothing, or nothing whole, was written."""
+        self._success.labels(self._model, reason).inc()
 
     def ended(self, job: Job, reason: str, now: float) -> None:
         self._success.labels(self._model, reason).inc()

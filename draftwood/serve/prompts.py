@@ -20,11 +20,12 @@ from draftwood.batch import Step
 from draftwood.errors import BadInput
 from draftwood.llm import LLM
 from draftwood.policies.base import Policy
+from draftwood.request import SPARE
 from draftwood.sampling import Sampling
 from draftwood.serve.failure import Refused
 from draftwood.serve.grammar import ANY_OBJECT, Grammars, of_lark, of_regex, of_schema
 from draftwood.serve.options import Options
-from draftwood.serve.protocol import Asked, ChatRequest, CompletionRequest, Message, NamedTool, ResponseFormat
+from draftwood.serve.protocol import Asked, ChatRequest, Message, NamedTool, ResponseFormat
 from draftwood.serve.rules import Shaping
 from draftwood.serve.scheduler import Job
 from draftwood.serve.tools import Form
@@ -43,6 +44,7 @@ class Prompts:
     llm: LLM
     options: Options
     max_len: int
+    kv_tokens: int
     grammars: Grammars
 
     # --- prompts -----------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Prompts:
         ends = frozenset(asked.stop_token_ids or ()) | (frozenset() if asked.ignore_eos else self.llm.stop_ids)
         rule = self._rule(len(ids), asked, ends, grammar)
         policy = self._policy(asked.policy)
-        new = min(self._most(asked), self.max_len - len(ids))
+        new = min(self._most(asked, len(ids)), self.max_len - len(ids))
         request = self.llm.engine.request(ids, new, sampling, ends, rule, policy)
         request.likelihoods = top
         until = time.monotonic() + min(asked.deadline or self.options.deadline_s, self.options.deadline_s)
@@ -157,13 +159,12 @@ class Prompts:
             raise Refused(400, f"logit_bias has the key {key[:99]!r}; expected token ids.", None, "logit_bias")
         return int(key)
 
-    def _most(self, asked: Asked) -> int:
-        named = asked.max_completion_tokens if isinstance(asked, ChatRequest) else None
-        return named or asked.max_tokens or (16 if isinstance(asked, CompletionRequest) else 0) or self._default
-
-    @property
-    def _default(self) -> int:
-        return self.options.default_max_tokens
+    def _most(self, asked: Asked, prompt: int) -> int:
+        """Tokens to write; where the client names no limit, no more than memory can hold."""
+        if not isinstance(asked, ChatRequest):
+            return asked.max_tokens or 16
+        room = self.kv_tokens - prompt - 1 - SPARE
+        return asked.max_completion_tokens or asked.max_tokens or max(1, min(self.options.default_max_tokens, room))
 
     def _grammar(self, asked: Asked) -> str | None:
         if isinstance(asked, ChatRequest) and asked.tools and asked.tool_choice not in (None, "none", "auto"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from types import FrameType
@@ -13,15 +14,24 @@ from draftwood.llm import LLM
 from draftwood.serve.app import build_app
 from draftwood.serve.options import Options
 
+BACKLOG = 2048  # connections that wait, as uvicorn's own
+SURPLUS_S = 5  # for answers that say that the server is gone
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server(uvicorn.Server):
-    """Says that it goes down before it stops listening."""
+    """Says that it goes down before it stops listening; what has not ended in time is told so."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.config.app.state.service.scheduler.draining = True  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        service = self.config.app.state.service  # type: ignore[union-attr]
+        ending = asyncio.create_task(asyncio.to_thread(service.scheduler.drain, service.options.drain_s))
+        await super().shutdown(sockets)
+        await asyncio.to_thread(service.scheduler.drain, 0.0)  # after a second signal nobody waits
+        await ending
 
 
 def bind(options: Options) -> socket.socket:
@@ -31,6 +41,7 @@ def bind(options: Options) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
+        made.listen(BACKLOG)  # or a second server could take it as well; who comes early waits
     except OSError as error:
         made.close()
         raise BadInput(
@@ -43,7 +54,7 @@ def serve(llm: LLM, options: Options, listening: socket.socket) -> None:
     """Serve until a signal comes. Requests have `drain_s` seconds to end then."""
     app = build_app(llm, options)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=max(1, round(options.drain_s)),
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(options.drain_s) + SURPLUS_S,
         server_header=False,
     )  # fmt: skip
     host, port = listening.getsockname()[:2]

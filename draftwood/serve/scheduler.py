@@ -79,8 +79,11 @@ class Scheduler:
         """Queue all of these, or raise Refused."""
         needed = max(job.request.capacity for job in jobs)
         if needed > self.kv_tokens:
+            message = f"The request needs memory for {needed} tokens, and there is memory for {self.kv_tokens}"
+            raise Refused(400, f"{message} (--kv-tokens).", "needs_memory")
+        if len(jobs) > (most := self.seats + self.max_waiting):
             raise Refused(
-                400, f"The request needs memory for {needed} tokens; this server has {self.kv_tokens} in all."
+                400, f"{len(jobs)} texts were asked for; no more than {most} can run and wait here.", None, "n"
             )
         with self._changed:
             if self.draining:
@@ -102,7 +105,7 @@ class Scheduler:
         """Take nothing new, let jobs end for `seconds`, then give up what is left."""
         self.draining = True
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._running, seconds)
+            self._changed.wait_for(lambda: self._stopped or not (self._waiting or self._running), seconds)
             self._stopped = True
             self._changed.notify_all()
         self._thread.join()
@@ -178,6 +181,7 @@ class Scheduler:
             return
         steps = self._batch.round()
         now = time.monotonic()
+        self.metrics.turn([step.round for step in steps.values() if step.round is not None])
         for request, step in steps.items():
             job = self._running[request]
             job.first = now if step.round is None else job.first
@@ -193,10 +197,13 @@ class Scheduler:
         with self._changed:
             gone = [job for job in (*self._running.values(), *self._waiting) if job.cancelled or job.until <= now]
             self._waiting = deque(job for job in self._waiting if job not in gone)
+            self._changed.notify_all()
         for job in gone:
             if job.request in self._running:
                 self._batch.leave(job.request)
                 self._end(job, job.cancelled or GIVEN_UP)
+            else:
+                self.metrics.lost(GIVEN_UP)
             if not job.cancelled:
                 job.tell(Refused(504, "The request's deadline passed.", "deadline_exceeded"))
 
@@ -212,7 +219,7 @@ class Scheduler:
                 self._begin(job)
             except BadInput as error:  # less memory than was thought
                 if not self._running and not self.prefixes.tokens:
-                    job.tell(Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
+                    self._lose(job, Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
                     continue
                 with self._changed:
                     self._waiting.appendleft(job)
@@ -220,7 +227,7 @@ class Scheduler:
                     return
                 self.prefixes.shrink(0)  # what they hold beside their tokens is not counted
             except Exception:  # it is in no list any more
-                job.tell(MISTAKE)
+                self._lose(job, MISTAKE)
                 raise
 
     def _begin(self, job: Job) -> None:
@@ -260,7 +267,11 @@ class Scheduler:
             self._batch.close()
         self._batch = self.engine.batch(self._keep)
         for job in jobs:
-            job.tell(why)
+            self._lose(job, why)
+
+    def _lose(self, job: Job, why: Refused) -> None:
+        self.metrics.lost("error")
+        job.tell(why)
 
 
 def finish_reason(job: Job) -> str:

@@ -35,7 +35,7 @@ class Service:
         self.metrics = Metrics(self.name)
         self.scheduler = Scheduler(llm.engine, options, self.metrics)
         grammars = Grammars(llm.tokenizer, llm.target.vocab_size, llm.stop_ids)
-        self.prompts = Prompts(llm, options, self.scheduler.max_len, grammars)
+        self.prompts = Prompts(llm, options, self.scheduler.max_len, self.scheduler.kv_tokens, grammars)
         self.started = int(time.time())
         if options.log_prompts:
             logging.basicConfig()  # to stderr, unless the process logs elsewhere
@@ -49,7 +49,8 @@ class Service:
         """Queue the texts of all choices. Raises Refused and BadInput for what cannot be written."""
         self.check_model(asked.model)
         prompts, renderer, top = await asyncio.to_thread(self._prepare, asked)
-        answer = Answer(self.scheduler, self.llm.tokenizer, asked.stops, sum(map(len, prompts)))
+        goes_on = isinstance(asked, CompletionRequest)
+        answer = Answer(self.scheduler, self.llm.tokenizer, asked.stops, sum(map(len, prompts)), goes_on)
 
         def make() -> None:
             answer.make([job for ids in prompts for job in self.prompts.jobs(ids, asked, top)])

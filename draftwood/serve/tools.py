@@ -84,7 +84,7 @@ class Form:
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
             value, end = json.JSONDecoder().raw_decode(text, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None, start
         arguments = value.get(self.key, value.get("arguments")) if isinstance(value, dict) else None
         if not isinstance(arguments, dict) or not isinstance(value.get("name"), str):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from math import sqrt
 from typing import ClassVar
@@ -242,6 +244,17 @@ def test_every_round_is_learned_from_before_the_last_request_is_gone() -> None:
         rounds += len(list(served.run(PROMPT, tokens))) - 1  # the first token ends the prompt
         _, seen = served.latency.to_json()["plain_host"]
         assert seen == rounds
+
+
+def test_the_last_round_keeps_nothing_of_who_has_left(target: Target) -> None:
+    made = engine(target, tiny_dflash(target))
+    batch, request = made.batch(), made.request(PROMPT, 5)
+    batch.join(request)
+    row = weakref.ref(batch._rounds._prefixes[request].row)
+    while not request.finished:
+        batch.round()
+    gc.collect()
+    assert row() is None
 
 
 def test_leaving_gives_memory_back() -> None:

@@ -14,7 +14,7 @@ from draftwood.chat import Chat, converse, read_lines
 from draftwood.cli_show import Screen
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
-from draftwood.llm import LLM, load
+from draftwood.llm import LLM, Piece, Stream, load
 from draftwood.sampling import Sampling
 from tests.reference import byte_tokenizer, tiny_model
 
@@ -85,13 +85,28 @@ def test_a_mistake_costs_a_sentence_and_nothing_else(
 
 
 def test_ctrl_c_keeps_what_was_said(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(piece: object) -> None:
-        raise KeyboardInterrupt
+    written = []
 
-    monkeypatch.setattr(Screen, "write", lambda _self, piece: interrupted(piece))
+    def write(_: Screen, piece: Piece) -> None:
+        if "".join(written):
+            raise KeyboardInterrupt
+        written.append(piece.text)
+
+    monkeypatch.setattr(Screen, "write", write)
+    chat.max_new_tokens, chat.sampling = 60, Sampling(4.0)  # any bytes, so that some are characters
     converse(chat, iter(["hello"]))
     assert chat.messages[1]["role"] == "assistant"
-    assert len(chat.messages[1]["content"]) < 8
+    assert 1 <= len(chat.messages[1]["content"]) < 60
+
+
+def test_a_question_whose_answer_never_began_is_forgotten(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(stream: Stream, *_: object) -> bool:
+        stream.close()
+        return True
+
+    monkeypatch.setattr("draftwood.chat.play", interrupted)
+    converse(chat, iter(["hello", "/exit ", "never asked"]))
+    assert chat.messages == []
 
 
 def lines_of(*given: str) -> Callable[[], str]:

@@ -92,7 +92,7 @@ def test_forms_of_lines() -> None:
 def test_what_a_line_leaves_open() -> None:
     bare, full = {"prompt": "hi"}, batched("x", messages=[{"role": "user", "content": "hi"}], model="tiny")
     asked = [parse(1, json.dumps(line), FILL).asked for line in (bare, full)]
-    assert [(a.temperature, a.max_tokens) for a in asked] == [(0, 256), (1, None)], "the command's, the API's"
+    assert [(a.temperature, a.max_tokens) for a in asked] == [(0, 256), (1, 1024)], "the command's, the API's"
     flags = replace(FILL, temperature=0.5, max_new_tokens=9)
     asked = [parse(1, json.dumps(line), flags).asked for line in (bare, full)]
     assert [(a.temperature, a.max_tokens) for a in asked] == [(0.5, 9)] * 2
@@ -189,6 +189,17 @@ def test_a_line_that_breaks_rounds_fails_alone(options: BatchOptions, monkeypatc
     tally = run_batch(options)
     assert (tally.answered, tally.failed) == (7, 1)
     assert results(options.out)["line-5"]["response"]["status_code"] == 500
+
+
+def test_a_line_that_needs_more_memory_waits_for_a_run_that_has_it(options: BatchOptions, llm: LLM) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    bare = {"prompt": "short", "max_tokens": 9}
+    write(options.source, [bare, batched("open", messages=hello, temperature=0), bare])
+    with pytest.raises(BadModel, match=r"needs memory for .*--kv-tokens.*The same command goes on"):
+        run_batch(replace(options, kv_tokens=200, max_new_tokens=None))
+    assert results(options.out).keys() == {"line-1", "line-3"}
+    assert run_batch(replace(options, max_new_tokens=None)).answered == 3
+    assert text(results(options.out)["open"]) == llm.generate("hello", max_new_tokens=1024).text
 
 
 def test_lines_wait_for_an_engine_that_is_broken(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:

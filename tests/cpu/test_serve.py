@@ -21,16 +21,20 @@ from draftwood.accept import Likelihood
 from draftwood.errors import BadInput
 from draftwood.sampling import Sampling
 from draftwood.serve.answer import Delta, Piece
+from draftwood.serve.failure import Refused
 from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema
+from draftwood.serve.guard import Gate
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
 from draftwood.serve.prompts import _message
 from draftwood.serve.protocol import ChatRequest
 from draftwood.serve.render import chat_logprobs
 from draftwood.serve.rules import Shaping
+from draftwood.serve.run import bind
 from draftwood.serve.scheduler import Job, finish_reason
 from draftwood.serve.service import Service
 from draftwood.serve.tools import Call, Form, Sieve, moved
+from draftwood.text import TextStream
 from tests.reference import byte_tokenizer
 from tests.serving import tiny_llm
 
@@ -52,6 +56,7 @@ CALL = Call("a", '{"x": {"y": "</tool_call>"}}')
         (LLAMA, '{"name": "a", "parameters": {"x": 1}}', "", [Call("a", '{"x": 1}')]),
         (LLAMA, 'It is {"name": "a", "parameters": {}}', 'It is {"name": "a", "parameters": {}}', []),
         (LLAMA, '{"name": "a"}', '{"name": "a"}', []),
+        (LLAMA, '{"name": ' + "[" * 5000, '{"name": ' + "[" * 5000, []),
     ],
 )
 def test_calls_are_read_whole_or_not_at_all(form: Form, text: str, rest: str, calls: list[Call]) -> None:
@@ -126,6 +131,21 @@ def test_prompts_are_logged_where_that_is_asked_for() -> None:
 def test_a_drain_that_never_ends_is_refused(seconds: float) -> None:
     with pytest.raises(BadInput, match="--drain"):
         Options(drain_s=seconds)
+
+
+def test_a_port_is_taken_from_the_start() -> None:
+    first = bind(Options(port=0))
+    with first, pytest.raises(BadInput, match="cannot be listened on"):
+        bind(Options(port=first.getsockname()[1]))
+
+
+def test_what_needs_no_key_needs_none_below_another_path() -> None:
+    gate = Gate("secret", 10)
+    scope = {"method": "GET", "headers": [], "root_path": "/llm"}
+    for path in ("/llm/health", "/llm", "/llm/page/page.js"):
+        gate._check_key({**scope, "path": path})
+    with pytest.raises(Refused, match="key"):
+        gate._check_key({**scope, "path": "/llm/metrics"})
 
 
 def test_shaping_by_its_formulas() -> None:
@@ -208,13 +228,25 @@ def test_tools_may_refer_to_their_own_definitions_and_to_themselves(grammars: Gr
         assert any(end in allowed(grammars, grammar, f"<tool_call>\n{text}") for text in texts)
 
 
-def test_a_token_of_a_sentencepiece_vocabulary_is_told_with_the_blank_before_it() -> None:
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """As Llama 2's: a text's own first blank is dropped when it is decoded."""
     pieces = ["<unk>", "\u2581so", "me", "\u2581", "\u2581\u2581x", "<0xC3>"]
     model = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
     made = Tokenizer(model)
     steps = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
     made.decoder = decoders.Sequence(list(steps))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def test_a_text_that_goes_on_keeps_the_blank_before_it() -> None:
+    tokenizer = sentencepiece()
+    for before, text in (((), "some so"), ((4, 1), " some so")):
+        stream = TextStream(tokenizer, (), before)
+        assert "".join([*map(stream.push, (1, 2, 1)), stream.flush()]) == text
+
+
+def test_a_token_of_a_sentencepiece_vocabulary_is_told_with_the_blank_before_it() -> None:
+    tokenizer = sentencepiece()
     told = [Likelihood(-0.5, ((token, -0.5),)) for token in range(1, 6)]
     delta = Delta("", [Piece("", token, "bonus", 0) for token in range(1, 6)], tuple(told), None, None)
     found = chat_logprobs([delta], tokenizer)

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from draftwood.batch import Batch
 from draftwood.llm import LLM
 from draftwood.serve import playground
 from draftwood.serve.service import called
@@ -402,6 +403,20 @@ def test_deadlines(client: openai.OpenAI, running: Running) -> None:
     running.wait_until_idle()
 
 
+def test_an_answer_without_a_limit_takes_what_memory_there_is(llm: LLM) -> None:
+    with serving(llm, kv_tokens=200) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0)
+        answer = ask(client, max_tokens=None, extra_body=SLOW)
+        assert answer.choices[0].finish_reason == "length" and 100 < answer.usage.total_tokens < 200
+
+
+def test_more_choices_than_there_will_ever_be_seats_for(llm: LLM) -> None:
+    with serving(llm, max_concurrency=1, max_waiting=1) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="no more than 2"):
+            ask(client, n=3)
+
+
 def test_memory_is_reserved_before_a_request_starts(llm: LLM) -> None:
     room = 2 * 300
     with serving(llm, max_concurrency=8, kv_tokens=room) as running:
@@ -439,6 +454,30 @@ def test_sigterm_lets_requests_end(llm: LLM) -> None:
         assert chunks[-1].choices[0].finish_reason == "length"
         running.thread.join(20)
         assert not running.thread.is_alive() and not running.service.scheduler._thread.is_alive()
+
+
+def test_what_outlasts_the_drain_is_told_so(llm: LLM) -> None:
+    with serving(llm, drain_s=0.3) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0)
+        stream, told = long(client), []
+        next(iter(stream))
+
+        def whole() -> None:
+            try:
+                ask(client, max_tokens=900, extra_body=SLOW)
+            except openai.APIStatusError as error:
+                told.append((error.status_code, error.code))
+
+        waiting = threading.Thread(target=whole)
+        waiting.start()
+        while running.service.scheduler.load != (2, 0):
+            time.sleep(0.01)
+        running.server.handle_exit(signal.SIGTERM, None)
+        with pytest.raises(openai.APIError, match="going down"):
+            list(stream)
+        waiting.join(20)
+        running.thread.join(20)
+        assert told == [(503, "shutting_down")] and not running.thread.is_alive()
 
 
 # --- around it ------------------------------------------------------------------------------------------------
@@ -488,6 +527,24 @@ def test_metrics_carry_the_names_that_dashboards_know(running: Running, client: 
     assert values[f"draftwood:latency_model_error_count{label}"] > 0
     assert 0 <= values[f"vllm:kv_cache_usage_perc{label}"] <= 1
     assert values[f"vllm:prefix_cache_hits_total{label}"] > 0
+
+
+def test_a_round_of_several_requests_counts_once(running: Running, client: openai.OpenAI) -> None:
+    def rounds() -> float:
+        text = httpx.get(f"{running.url}/metrics").text
+        return float(re.search(r'draftwood:round_tokens_count{model_name="tiny"} (\S+)', text)[1])
+
+    before = rounds()
+    ask(client, n=4, max_tokens=20, extra_body=SLOW)
+    assert 19 <= rounds() - before < 40
+
+
+def test_a_request_that_fails_is_counted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(llm) as running, monkeypatch.context() as patch:
+        patch.setattr(Batch, "round", lambda self: 1 / 0)
+        with pytest.raises(openai.InternalServerError):
+            ask(openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0))
+        assert 'finished_reason="error",model_name="tiny"} 1.0' in httpx.get(f"{running.url}/metrics").text
 
 
 def test_nothing_of_a_prompt_is_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
