@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from draftwood import attention, lean
 from draftwood.cache import KVCache, Row, kv_widths, stored
-from draftwood.errors import BadInput, BadModel, check_one_of
+from draftwood.errors import BadInput, BadModel, DraftwoodError, check_one_of, first_line
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
 from draftwood.packing import PackedLinear
@@ -295,14 +295,15 @@ def check_tree_attention(target: Target) -> None:
     """Refuse a model whose tree forward differs from its plain forward on a chain with a decoy branch."""
     # Ordinary tokens: rounding moves what a model makes of special ones, which come first, by up to a tenth in bf16.
     tokens = [target.vocab_size // part for part in (11, 7, 5, 3)]
-    with target.plain_transformers() as model:
+    with runs(target, "in transformers"), target.plain_transformers() as model:
         expected = model(input_ids=torch.tensor([tokens], device=target.device)).logits[0, -1].float()
     chain = chain_tree([*tokens[1:3], tokens[0], tokens[3]])
     tree = Tree(chain.tokens, chain.parents.copy(), chain.depths.copy(), chain.mass)
     tree.parents[3], tree.depths[2:] = 1, (1, 2)  # node 2 is a decoy beside node 1
     cache = target.new_cache(capacity=8)
-    target.prefill(tokens[:1], cache)
-    found = target.verify(target.plan([tree], cache), cache).logits[-1].float()
+    with runs(target, "with draftwood's cache, which holds keys and values as attention takes them"):
+        target.prefill(tokens[:1], cache)
+        found = target.verify(target.plan([tree], cache), cache).logits[-1].float()
     tolerance = 0.1 if target.dtype.itemsize == 2 else 1e-3
     gap = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
     if not gap <= tolerance:
@@ -310,3 +311,16 @@ def check_tree_attention(target: Target) -> None:
             f"{target.name} ({type(target.model).__name__}) does not follow a tree mask (its logits move by "
             f"{float(gap):.2g} of their range); draftwood cannot verify trees with it."
         )
+
+
+@contextmanager
+def runs(target: Target, where: str) -> Iterator[None]:
+    """Raise BadModel for whatever a model's own code raises."""
+    try:
+        yield
+    except DraftwoodError:
+        raise
+    except Exception as error:
+        raise BadModel(
+            f"{target.name} ({type(target.model).__name__}) does not run {where}: {first_line(error)}."
+        ) from error

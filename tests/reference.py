@@ -73,6 +73,7 @@ FAMILIES: dict[str, dict[str, object]] = {
         max_window_layers=1,
     ),
     "phimoe": dict(**SLIDING, **EXPERTS, num_local_experts=4),
+    "olmoe": dict(**SLIDING, **EXPERTS, num_experts=4),  # and this one hands on a window that its masks do not have
 }
 
 

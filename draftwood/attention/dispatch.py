@@ -20,6 +20,7 @@ from draftwood.plan import Plan, make_plan
 from draftwood.tree import root_only
 
 NAME = "draftwood"
+FAR = 2**62
 BACKENDS: tuple[Backend, ...] = (TRITON, CASCADE, SDPA, REFERENCE)  # the last one takes everything
 
 
@@ -29,12 +30,13 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, window_mask)
 
 
-def window_mask(*_: Any, local_size: int | None = None, **__: Any) -> Tensor | None:
-    """transformers' mask interface. The plan says who sees whom; of a mask only how far back it reaches is needed.
+def window_mask(*_: Any, local_size: int | None = None, **__: Any) -> Tensor:
+    """transformers' mask interface: how many positions back a mask reaches, FAR if that is all. The plan says the rest.
 
-    Some models tell it to their masks alone, not to their attention.
+    Masks are what transformers' own attention obeys: some models tell windows to them alone, others to the attention
+    alone, where nothing comes of it.
     """
-    return None if local_size is None else torch.tensor(local_size)
+    return torch.tensor(FAR if local_size is None else local_size)
 
 
 def attend(
@@ -57,9 +59,9 @@ def attend(
             "not hand keyword arguments to its attention, or it was called outside draftwood's engine."
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if sliding_window is None and attention_mask is not None:
-        sliding_window = int(attention_mask)
-    seen = attend_slots(query[0], key, value, plan, scale, sliding_window, softcap, s_aux)
+    reach = sliding_window if attention_mask is None else int(attention_mask)
+    window = None if reach == FAR else reach
+    seen = attend_slots(query[0], key, value, plan, scale, window, softcap, s_aux)
     return seen[None].contiguous(), None
 
 

@@ -329,6 +329,14 @@ def test_fused_weights_are_the_models_own() -> None:
     )
 
 
+def test_a_model_whose_code_takes_no_rows_of_slots_is_refused() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("diffllama", **SHAPE)
+    with pytest.raises(BadModel, match=r"DiffLlamaForCausalLM\) does not run with draftwood's cache.*not list"):
+        Target(AutoModelForCausalLM.from_config(config), "other")
+
+
 def test_llama_has_no_window_whatever_its_config_says() -> None:
     target = tiny_target("llama", "lean", sliding_window=4)
     tokens = [*PROMPT, *range(1, 30)]
