@@ -251,6 +251,11 @@ def kv_widths(text: PretrainedConfig) -> list[int]:
     return [count * dim for count, dim in zip(heads, head_dims(text), strict=True)]
 
 
+def query_widths(text: PretrainedConfig) -> list[int]:
+    """Numbers of a token's query in each layer, all heads together."""
+    return [c.num_attention_heads * dim for c, dim in zip(_layers(text), head_dims(text), strict=True)]
+
+
 def _layers(text: PretrainedConfig) -> Sequence[PretrainedConfig]:
     """A config for each layer: some families' differ (Gemma 4), and the whole one then refuses to tell."""
     differ = getattr(text, "is_heterogeneous", False)

@@ -27,7 +27,7 @@ from draftwood.packing import kind
 from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 from draftwood.store import read_json
-from draftwood.target import refuse_unrewindable
+from draftwood.target import experts, refuse_unrewindable
 from draftwood.threads import advice
 
 FEATURES = {  # feature: the modules it needs, and how to get them
@@ -111,19 +111,20 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
 def weight_bytes(name: str, dtype: torch.dtype) -> int:
     """Bytes of weights that one token reads, counted without loading them."""
     try:
-        model = on_meta(AutoConfig.from_pretrained(name), dtype)
+        model = on_meta(AutoConfig.from_pretrained(name, trust_remote_code=False), dtype)
     except (OSError, ValueError, KeyError) as error:
         raise BadModel(f"The configuration of {name} cannot be read: {first_line(error)}") from error
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     lookup = 0 if table is head else table.nbytes  # of an input table by itself one row is read
-    return sum(p.nbytes for p in model.parameters()) - lookup
+    stacked, share = experts(model)
+    return sum(p.nbytes for p in model.parameters()) - lookup - round(stacked * (1 - share))
 
 
 def attention_backends(name: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
     """Which attention a model's layers would run in and why not an earlier one; heads of 64 if no model is named."""
     if name is None:
         return attention.explain(device, dtype, 64)
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     refuse_unrewindable(config, name)
     model = config.get_text_config()
     return attention.explain(device, dtype, head_dims(model)[0], getattr(model, "attn_logit_softcapping", None))

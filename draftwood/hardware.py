@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import BadInput, nearest
-from draftwood.footprint import Footprint
+from draftwood.footprint import ATTENTION_LAUNCHES, Footprint
 from draftwood.latency import LatencyModel, Machine, Work
 from draftwood.policies.base import Costs
 
@@ -117,7 +117,13 @@ def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint
     layer = hidden * (2 * heads * head_dim + 2 * kv_width + 3 * int(config["intermediate_size"]))
     weights = layers * layer + hidden * int(config["vocab_size"])
     kv_bytes = 2 * layers * kv_width * ITEMSIZE
-    return Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, LAUNCHES_PER_LAYER * layers)
+    launches = LAUNCHES_PER_LAYER * layers
+    return Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, launches, attention_size=heads * head_dim)
+
+
+def head_bytes(config: Mapping[str, Any]) -> int:
+    """Of the output head, which a drafter shares with its target."""
+    return int(config["hidden_size"]) * int(config["vocab_size"]) * ITEMSIZE
 
 
 def draft_work(config: Mapping[str, Any]) -> Callable[[int], Work]:
@@ -130,6 +136,13 @@ def draft_work(config: Mapping[str, Any]) -> Callable[[int], Work]:
         return Work(block.flops + 2 * taps, block.bytes + taps * ITEMSIZE, block.launches)
 
     return work
+
+
+def drafts_work(draft: Callable[[int], Work], context: int, users: int) -> Work:
+    """Drafts for all `users`, each behind `context` tokens: weights are read once, and each attends by itself."""
+    one, read = draft(context), draft(0).bytes
+    attending = (users - 1) * ATTENTION_LAUNCHES / LAUNCHES_PER_LAYER
+    return Work(one.flops * users, read + users * (one.bytes - read), round(one.launches * (1 + attending)))
 
 
 def _check_known(noun: str, name: str, names: list[str]) -> None:

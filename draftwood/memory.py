@@ -93,7 +93,7 @@ def group_limit() -> int | None:
 def on_meta(config: PretrainedConfig, dtype: torch.dtype) -> Any:
     """The model of a config without any memory for its weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def target_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:

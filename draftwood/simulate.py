@@ -133,7 +133,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
         drafted = record.asked
         model.observe(record, position=costs.position)
         model.charge(record, costs.plain_s)
-        played.clipped += _clipped(tree, record.draft)
+        played.clipped += drafts and _clipped(tree, script.drafts[at], wanted.width)
         tokens = min(1 + record.accepted, end - at)
         played.rounds.append(replace(record, path=record.path[: tokens - 1]))  # as the engine ends an answer
         played.tokens, played.seconds, at = played.tokens + tokens, played.seconds + record.total_s, at + tokens
@@ -160,8 +160,9 @@ def _round(
     return record, tree
 
 
-def _clipped(tree: Tree, draft: Lattice | Tree | None) -> bool:
-    """Whether some node has all the children that were recorded, so that one more might have been taken."""
-    if not isinstance(draft, Lattice) or not len(tree):
+def _clipped(tree: Tree, recorded: Lattice | Tree, width: int) -> bool:
+    """Whether some node has all the children that were recorded, where a policy that takes `width` might take more."""
+    if not isinstance(recorded, Lattice) or not len(tree):
         return False
-    return bool(np.bincount(tree.parents[1:]).max() >= draft.tokens.shape[1])
+    columns = recorded.tokens.shape[1]
+    return width > columns and bool(np.bincount(tree.parents[1:]).max() >= columns)

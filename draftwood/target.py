@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftwood import attention, lean
-from draftwood.cache import KVCache, Row, kv_widths, stored
+from draftwood.cache import KVCache, Row, kv_widths, query_widths, stored
 from draftwood.errors import BadInput, BadModel, DraftwoodError, check_one_of, first_line
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
@@ -140,9 +140,9 @@ class Target:
 
     @property
     def footprint(self) -> Footprint:
-        launches = self.path.launches_per_layer * self.num_layers
-        kv_bytes = self.kv_bytes_per_token()
-        return Footprint(self.weight_bytes, self.dtype.itemsize, self.hidden_size, self.num_layers, kv_bytes, launches)
+        launches, kv_bytes = self.path.launches_per_layer * self.num_layers, self.kv_bytes_per_token()
+        sizes = self.weight_bytes, self.dtype.itemsize, self.hidden_size, self.num_layers, kv_bytes, launches
+        return Footprint(*sizes, *experts(self.model), sum(query_widths(self.config)) // self.num_layers)
 
     def work(self, n_tokens: int, context: int, requests: int = 1) -> Work:
         """What verifying `n_tokens` (roots included) of some requests, each behind `context` tokens, takes at least."""
@@ -248,6 +248,16 @@ def weight_bytes(model: PreTrainedModel) -> int:
     table = model.get_input_embeddings().weight
     tied = table is model.get_output_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if tied or p is not table)
+
+
+def experts(model: PreTrainedModel) -> tuple[float, float]:
+    """Bytes of a mixture's stacked experts, and the share of them that a token runs through; 0 and 1 without any."""
+    config = model.config.get_text_config()
+    counts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    count, chosen = next(filter(None, counts), None), getattr(config, "num_experts_per_tok", None)
+    if count is None or chosen is None:
+        return 0.0, 1.0
+    return sum(p.nbytes for p in model.parameters() if p.ndim == 3 and len(p) == count), chosen / count
 
 
 def check_path(asked: str) -> None:

@@ -53,10 +53,10 @@ def follow(tree: Tree, text: Sequence[int], found: dict[str, Branch]) -> None:
     node, spine = 0, True
     for token in text:
         below = children.get(node, [])
-        if node:
+        if node and below:  # a leaf, where a budget or a depth ended, says nothing
             branch = found["spine" if spine else "sibling"]
             branch.nodes += 1
-            branch.right += bool(below) and int(tree.tokens[below[0]]) == token
+            branch.right += int(tree.tokens[below[0]]) == token
         taken = next((child for child in below if int(tree.tokens[child]) == token), None)
         if taken is None:
             return

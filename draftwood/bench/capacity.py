@@ -18,7 +18,7 @@ from draftwood.bench.loads import Load
 from draftwood.choosing import mean_context
 from draftwood.clock import Clock
 from draftwood.footprint import Footprint
-from draftwood.hardware import Hardware, Modelled
+from draftwood.hardware import Hardware, Modelled, drafts_work
 from draftwood.latency import LatencyModel, Work
 from draftwood.limits import asked
 from draftwood.policies.base import Costs, Policy
@@ -70,16 +70,12 @@ def prices(machine: Hardware, sizes: Footprint, draft: Callable[[int], Work], mo
             model = LatencyModel(
                 machine.machine,
                 lambda tokens, context: sizes.work(tokens, context + more, users),
-                lambda context: _together(draft(context + more), users),
+                lambda context: drafts_work(draft, context + more, users),
             )
             made[users] = Priced(Modelled(model, machine.widths))
         return made[users]
 
     return of
-
-
-def _together(one: Work, users: int) -> Work:
-    return Work(one.flops * users, one.bytes, one.launches)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
 from draftwood.bench.figures import GREYS, HATCHES, styles
-from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
+from draftwood.bench.prices import Average, learned, recorded_machine, recorded_rounds, recorded_work
 from draftwood.bench.reliability import Reliability, reliability
 from draftwood.bench.simulation import measured_rates
 from draftwood.bench.stats import PLAIN
@@ -180,8 +180,8 @@ def draw_latency(axes: Axes, story: Story) -> None:
 
 
 def draw_errors(axes: Axes, story: Story) -> None:
-    """Relative error of the whole round as it was predicted, over the rounds of the trace."""
-    rounds = [r for a in story.trace.answers for r in a.rounds]
+    """Relative error of the whole round as it was predicted, over the later half of the trace."""
+    rounds = [r for r, _ in recorded_rounds(story.trace)]
     for (label, errors), style in zip(prediction_series(story.trace, rounds).items(), styles(), strict=False):
         window = max(len(errors) // 40, 1)
         smooth = [float(np.median(errors[max(0, i - window) : i + 1])) for i in range(len(errors))]
@@ -190,17 +190,19 @@ def draw_errors(axes: Axes, story: Story) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("round")
     axes.set_ylabel("error of the round's predicted time, % (running median)")
-    axes.legend(title="median of all rounds", fontsize="small", loc="best")
+    axes.legend(title="median of these rounds", fontsize="small", loc="best")
 
 
 def prediction_series(trace: Trace, rounds: Sequence[Round]) -> dict[str, list[float]]:
-    """|predicted / measured - 1| of every round: by counted work, by a model frozen after half of them, and online."""
+    """|predicted / measured - 1| of the later half: by counted work, by a model frozen after the first, and online."""
     sizes, draft = recorded_work(trace)
     prior, frozen, online = (LatencyModel(recorded_machine(trace), sizes.work, draft) for _ in range(3))
-    for r in rounds[::2]:
+    half = len(rounds) // 2
+    for r in rounds[:half]:
         frozen.observe(r)
-    series: dict[str, list[float]] = {"uncalibrated": [], "calibrated on every other round": [], "online": []}
-    for r in rounds:
+        online.observe(r)
+    series: dict[str, list[float]] = {"uncalibrated": [], "calibrated on the first half": [], "online": []}
+    for r in rounds[half:]:
         for errors, model in zip(series.values(), (prior, frozen, online), strict=True):
             errors.append(abs(sum(model.predict(r.n, r.context, r.drafted, r.padding).values()) / r.total_s - 1))
         online.observe(r)

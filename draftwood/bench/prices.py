@@ -17,6 +17,7 @@ from draftwood.recording import Trace
 from draftwood.simulate import RECORD
 from draftwood.trace import PARTS, Round
 
+PLAIN_HOST = "plain aux"  # the host's part of plain rounds
 OFTEN = 30  # rounds of a kind, whose mean tells its price
 Kind = TypeVar("Kind", int, str)
 
@@ -63,11 +64,11 @@ class Average:
                 predicted["draft"] += model.costs(0, round.context).resume_s
             pairs = {part: (seconds, predicted.get(part, 0.0)) for part, seconds in round.parts.items()}
             for part, pair in pairs.items():
-                parts[part].append(pair)
+                parts[part if round.drafted or part != "aux" else PLAIN_HOST].append(pair)
             widths[round.n].append(pairs["verify"])
             if round.positions and not first:
                 drafts[round.positions].append(pairs["draft"])
-        scale = dict.fromkeys(PARTS, 1.0) | _ratios(parts, 1)
+        scale = dict.fromkeys((*PARTS, PLAIN_HOST), 1.0) | _ratios(parts, 1)
         return cls(model, model, scale, _ratios(widths, OFTEN), _ratios(drafts, OFTEN))
 
     def hosted(self, trace: Trace, policy: str) -> Average:
@@ -88,7 +89,7 @@ class Average:
             position_s = found.draft_s * max(ratios[-1] - ratios[0], 0.0) / max(asked[-1] - asked[0], 1)
         by_width = np.array([self.of_width.get(n, verify) for n in range(len(found.verify_s))])
         verify_s = by_width * found.verify_s
-        plain_s = float(verify_s[0] + found.plain_s - found.verify_s[0])
+        plain_s = float(verify_s[0] + self.scale[PLAIN_HOST] * (found.plain_s - found.verify_s[0]))
         draft_s, resume_s = draft * found.draft_s, draft * found.resume_s
         return Costs(plain_s, draft_s, aux * host.aux_s, verify_s, resume_s=resume_s, position_s=position_s)
 

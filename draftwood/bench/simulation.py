@@ -23,7 +23,16 @@ from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
 from draftwood.errors import BadInput
 from draftwood.footprint import Footprint
-from draftwood.hardware import Hardware, Modelled, draft_work, footprint, hardware, target_config
+from draftwood.hardware import (
+    Hardware,
+    Modelled,
+    draft_work,
+    drafts_work,
+    footprint,
+    hardware,
+    head_bytes,
+    target_config,
+)
 from draftwood.latency import LatencyModel, Work
 from draftwood.recording import Answer, Trace
 from draftwood.simulate import Prices, Replayed, Script, replay, scripts
@@ -158,6 +167,7 @@ def crowded(
     for name in machines:
         machine, sizes, draft = parts_of(trace, name, config)
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
+        shared = 0 if config is None else head_bytes(target_config(config))
         for users in crowd.users:
             price = prices(machine, sizes, draft, crowd.context)
             plain = float("nan")
@@ -165,7 +175,7 @@ def crowded(
                 played = replay_load(rule, texts, price, users)
                 plain = played.tokens_per_s if rule.name == PLAIN else plain
                 stored = sizes.weight_bytes + users * longest * sizes.kv_bytes
-                stored += draft(0).bytes if rule.n_max else 0
+                stored += drafts_work(draft, longest, users).bytes - shared if rule.n_max else 0
                 told = told_of(measured, spec, rule.name) if users == 1 else float("nan")
                 found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))
     return found

@@ -385,7 +385,7 @@ def test_the_last_line_of_stdout_is_the_summary(tmp_path, monkeypatch, capsys) -
 
 
 def test_a_ceiling_that_plain_decoding_passes_is_measured_again(monkeypatch) -> None:
-    monkeypatch.setattr(run.probe, "measure", lambda device, dtype: Machine("here", 1e12, 3e10, 1.0))
+    monkeypatch.setattr(run.probe, "probe", lambda device, dtype: Machine("here", 1e12, 3e10, 1.0))
     llm = FakeLLM()
     assert run.ceiling(llm, 0, reached=19.9)["plain_tokens_per_s"] == pytest.approx(20)
     assert run.ceiling(llm, 0, reached=20.1)["bandwidth_bytes_per_s"] == 3e10

@@ -329,6 +329,18 @@ def test_fused_weights_are_the_models_own() -> None:
     )
 
 
+def test_a_token_of_a_mixture_reads_its_own_experts_and_a_wide_tree_nearly_all() -> None:
+    target = tiny_target("qwen2_moe")
+    stacked = sum(p.nbytes for n, p in target.model.named_parameters() if ".experts." in n)
+    read = [target.work(width, 0).bytes - 2 * width * target.kv_bytes_per_token() for width in (1, 2, 30)]
+    assert read == pytest.approx([target.weight_bytes - share * stacked for share in (0.5, 0.25, 0)])
+    dense, three = tiny_target("llama"), tiny_target("llama").work(3, 10)
+    assert dense.work(1, 0).bytes == dense.weight_bytes + 2 * dense.kv_bytes_per_token()
+    heads = dense.config.num_attention_heads * dense.config.head_dim
+    assert three.flops == 2 * 3 * dense.weight_bytes / 8 + 4 * 3 * 13 * heads * dense.num_layers
+    assert dense.work(6, 10, 2).flops == 2 * three.flops, "nobody sees the other request's tokens"
+
+
 def test_a_model_whose_code_takes_no_rows_of_slots_is_refused() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
