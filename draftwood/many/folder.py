@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
-
 from draftwood.errors import BadInput
 from draftwood.many.outcome import failed
 from draftwood.store import differences, read_json, write_json
-from draftwood.train.files import make_folder, told_if_unwritable
+from draftwood.train.files import alone, make_folder, told_if_unwritable
 
-RESULTS, MANIFEST, LOCK = "results.jsonl", "batch.json", ".lock"
+RESULTS, MANIFEST = "results.jsonl", "batch.json"
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +49,7 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
     Raises BadInput if it holds another run's results, is written by another process now, or is damaged.
     """
     make_folder(path, "--out")
-    lock = FileLock(path / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BadInput(f"--out {path}: another process is writing there; wait for it, or name another.") from None
-    try:
+    with alone(path, "--out"):
         with told_if_unwritable("--out", path):
             _claim(path, manifest)
             file = (path / RESULTS).open("ab+")
@@ -67,8 +60,6 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
         finally:
             with suppress(OSError):  # whatever is kept is on the disk; a full one refuses the rest again
                 file.close()
-    finally:
-        lock.release()
 
 
 def _claim(path: Path, manifest: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from draftwood.processor import can
 from draftwood.store import read_json
 from draftwood.target import Target
 from draftwood.train.data import Identity, Manifest
-from draftwood.train.files import GIGABYTE, check_disk, make_folder, told_if_unwritable, write_text
+from draftwood.train.files import GIGABYTE, alone, check_disk, make_folder, told_if_unwritable, write_text
 from draftwood.train.jobs import TEXTS, Job, Jobs, make_jobs
 from draftwood.train.rows import open_rows
 from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
@@ -157,6 +157,11 @@ def run_distill(options: DistillOptions) -> bool:
     """
     require_pyarrow()
     make_folder(options.out, "--out")
+    with alone(options.out, "--out"):
+        return _write(options)
+
+
+def _write(options: DistillOptions) -> bool:
     name = options.target or str(embedded_target())
     tokenizer = load_tokenizer(name, options.trust_remote_code)
     jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
@@ -164,8 +169,8 @@ def run_distill(options: DistillOptions) -> bool:
     if target.device.type == "cuda":
         torch.cuda.set_device(target.device)  # whose streams graphs and events belong to
     manifest = claim(options, Identity.of(target), jobs.digest)
-    check_disk(options.out, 8.0 * options.tokens, "--out", "the data")
     shards = Shards.open(options.out)
+    check_disk(options.out, 8.0 * max(0, options.tokens - shards.tokens), "--out", "the data")
     notes = Console(stderr=True, highlight=False)
     with (
         stop_flag() as stop,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,21 +18,27 @@ from torch import Tensor
 from draftwood.errors import BadInput
 
 GIGABYTE = 1e9
+LOCK = ".lock"
 WEIGHTS = "model.safetensors"  # of a drafter's folder
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A scratch file that takes the place of `path` once it is written: a kill leaves the old one or the new one."""
-    scratch = path.with_name(f"{path.name}.tmp")
+    scratch = scratch_of(path)
     try:
         yield scratch
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(scratch, path)
-    except Exception:
+    except BaseException:  # Ctrl-C, too
         scratch.unlink(missing_ok=True)
         raise
+
+
+def scratch_of(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f"{path.name}.tmp")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -69,6 +76,20 @@ def make_folder(folder: Path, flag: str) -> None:
             pass
     except OSError as error:
         raise BadInput(f"{flag} {folder}: nothing can be written there ({error.strerror}); name another.") from None
+
+
+@contextmanager
+def alone(folder: Path, flag: str) -> Iterator[None]:
+    """Raises BadInput if another process writes there now."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BadInput(f"{flag} {folder}: another process is writing there; wait for it, or name another.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def free_bytes(folder: Path) -> int:

@@ -20,7 +20,15 @@ from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.card import card, outdated, push
 from draftwood.train.data import frequent_tokens, read_all, split, unseen_share, usable, usual_length
 from draftwood.train.features import Reader, default_limit, feature_folder
-from draftwood.train.files import GIGABYTE, WEIGHTS, check_disk, make_folder, told_if_unwritable, write_text
+from draftwood.train.files import (
+    GIGABYTE,
+    WEIGHTS,
+    check_disk,
+    make_folder,
+    scratch_of,
+    told_if_unwritable,
+    write_text,
+)
 from draftwood.train.fleet import Fleet
 from draftwood.train.loop import Course, FeaturesOf, train
 from draftwood.train.loss import Head
@@ -76,12 +84,12 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
             if not ended or outdated(page, course.steps):  # else it may have been edited since
                 write_text(page, card(course, trainee.step))
             notes.print(save_curves(options.out), soft_wrap=True)
+    fleet.leave()  # nobody waits for an upload
     if fleet.leads:
         drafter = f"{course.form.prefix}{options.out}"
         notes.print(closing(drafter, options.target, trainee.step, course.steps), soft_wrap=True)
         if finished and options.push_to_hub:
             notes.print(f"Uploaded: {push(options.out, options.push_to_hub)}", soft_wrap=True)
-    fleet.leave()
     return finished
 
 
@@ -131,7 +139,9 @@ def features_of(course: Course, options: TrainOptions, model: nn.Module) -> Feat
 def check_room(course: Course, model: nn.Module) -> None:
     """Refuse a run whose state does not fit on the disk, or whose step does not fit in memory."""
     parameters = parameters_of(model)
-    there = sum(p.stat().st_size for p in (state_path(course.out), course.out / WEIGHTS) if p.exists())
+    files = [state_path(course.out), course.out / WEIGHTS]
+    files += [scratch_of(path) for path in files]  # of a save that was cut off: the next one takes its place
+    there = sum(path.stat().st_size for path in files if path.exists())
     check_disk(course.out, 2 * 12 * parameters + 2 * parameters - there, "--out", "the state of the run")
     device = course.target.device
     have = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +72,11 @@ def read_log(out: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise BadInput(f"The log of {out} cannot be read ({error.strerror}).") from None
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 @dataclass(slots=True, eq=False)

@@ -145,12 +145,12 @@ MISTAKES = {
         "--raw",
     ),
     "train without data": (["train", "--data", "EMPTY", "--out", "OUT", "--target", "TINY"], "distill"),
-    "train objective": (["train", "--data", "EMPTY", "--out", "OUT", "--objective", "dflush"], "'dflash'"),
-    "train head": (["train", "--data", "EMPTY", "--out", "OUT", "--head-tokens", "many"], "--head-tokens"),
-    "train layers": (["train", "--data", "EMPTY", "--out", "OUT", "--layers", "0"], "--layers"),
-    "train window": (["train", "--data", "EMPTY", "--out", "OUT", "--window", "8"], "--window"),
-    "train rate": (["train", "--data", "EMPTY", "--out", "OUT", "--lr", "nan"], "--lr"),
-    "train into a file": (["train", "--data", "EMPTY", "--out", "FILE"], "--out"),
+    "train objective": (["train", "--data", "DATA", "--out", "OUT", "--objective", "dflush"], "'dflash'"),
+    "train head": (["train", "--data", "DATA", "--out", "OUT", "--head-tokens", "many"], "--head-tokens"),
+    "train layers": (["train", "--data", "DATA", "--out", "OUT", "--layers", "0"], "--layers"),
+    "train window": (["train", "--data", "DATA", "--out", "OUT", "--window", "8"], "--window"),
+    "train rate": (["train", "--data", "DATA", "--out", "OUT", "--lr", "nan"], "--lr"),
+    "train into a file": (["train", "--data", "DATA", "--out", "FILE"], "--out"),
     "eval-drafter policy": (["eval-drafter", "--drafter", "ngram", "--policies", "ddtre:8"], "'ddtree'"),
     "eval-drafter no policy": (["eval-drafter", "--drafter", "ngram", "--policies", ","], "--policies"),
     "eval-drafter drafter": (["eval-drafter", "--drafter", "./not-there", "--target", "TINY"], "not-there"),
@@ -166,7 +166,15 @@ def test_a_mistake_is_one_sentence(run: Run, folder: Path, tmp_path: Path, args:
     empty = tmp_path / "EMPTY"
     empty.mkdir()
     (tmp_path / "FILE").touch()
-    places = {"TINY": folder, "EMPTY": empty, "OUT": tmp_path / "OUT", "FILE": tmp_path / "FILE"}
+    (tmp_path / "DATA").mkdir()
+    (tmp_path / "DATA" / "data.json").touch()
+    places = {
+        "DATA": tmp_path / "DATA",
+        "TINY": folder,
+        "EMPTY": empty,
+        "OUT": tmp_path / "OUT",
+        "FILE": tmp_path / "FILE",
+    }
     result = run(*(places.get(arg, arg) for arg in args))
     assert_one_sentence(result)
     assert expected in result[2]

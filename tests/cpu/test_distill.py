@@ -27,6 +27,7 @@ from draftwood.train import writing
 from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import EvalOptions, Tally, run_evaluation, warnings
+from draftwood.train.files import alone
 from draftwood.train.jobs import Job, Jobs, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
@@ -237,6 +238,22 @@ def all_texts(folder: Path) -> dict[int, tuple]:
 def options(folder: Path, out: Path, prompts: Path, **more) -> DistillOptions:
     given = dict(tokens=400, temperatures=(0.0, 0.9), max_new_tokens=30, rows=3, dtype="float32", device="cpu")
     return DistillOptions(out, prompts=[str(prompts)], target=str(folder), **{**given, **more})
+
+
+def test_one_run_at_a_time_writes_into_a_folder(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    with alone(tmp_path, "--out"), pytest.raises(BadInput, match="another process is writing there"):
+        run_distill(options(folder, tmp_path, prompts))
+    assert run_distill(options(folder, tmp_path, prompts))
+
+
+def test_what_is_written_needs_no_room_any_more(
+    folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_distill(options(folder, tmp_path, prompts))
+    monkeypatch.setattr("draftwood.train.files.free_bytes", lambda _: 1000)
+    assert run_distill(options(folder, tmp_path, prompts))
+    with pytest.raises(BadInput, match="GB are free"):
+        run_distill(options(folder, tmp_path / "new", prompts))
 
 
 def test_an_interrupted_run_goes_on_where_it_was(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from draftwood import registry
 from draftwood.drafters.base import Request
-from draftwood.drafters.checkpoint import read_pickle
+from draftwood.drafters.checkpoint import read_pickle, weight_files
 from draftwood.drafters.eagle3 import Eagle3Drafter
 from draftwood.errors import BadInput, BadModel
 from draftwood.rotary import rotate
@@ -122,6 +122,14 @@ def test_checkpoints_that_do_not_fit(tmp_path) -> None:
     (tmp_path / "config.json").write_text(config.replace('"draft_vocab_size": 40', '"draft_vocab_size": 41'))
     with pytest.raises(BadModel, match="lm_head"):
         registry.drafter(f"eagle3:{tmp_path}", target)
+
+
+def test_one_of_two_formats_is_read_and_no_trainers_own_file(tmp_path) -> None:
+    for name in ("training_args.bin", "pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [file.name for file in weight_files(tmp_path)] == ["model.safetensors"]
+    (tmp_path / "model.safetensors").unlink()
+    assert [file.name for file in weight_files(tmp_path)] == ["pytorch_model.bin"]
 
 
 def test_pickles_run_no_code(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -170,6 +171,15 @@ def test_unreadable_gguf_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
         embedded_target()
     assert "\n" not in str(caught.value)
     assert not cached_target().exists()
+
+
+def test_a_full_disk_is_not_the_packages_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"not a model")
+    monkeypatch.setattr(embedded, "carried_gguf", lambda: gguf)
+    monkeypatch.setattr(embedded, "FULL_BYTES", math.inf)
+    with pytest.raises(BadInput, match=r"No space left.*free space there, or set DRAFTWOOD_HOME"):
+        embedded_target()
 
 
 def test_work_goes_on_beside_a_child(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from draftwood.latency import Machine
 from draftwood.llm import LLM, load
 from draftwood.many import run as run_module
 from draftwood.many import writer
-from draftwood.many.folder import LOCK, MANIFEST, RESULTS, Folder
+from draftwood.many.folder import MANIFEST, RESULTS, Folder
 from draftwood.many.lines import Fill, parse
 from draftwood.many.options import BatchOptions
 from draftwood.many.run import run_batch, to_json
 from draftwood.many.source import Source
+from draftwood.train.files import LOCK
 from tests.serving import write_tiny
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

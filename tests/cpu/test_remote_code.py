@@ -79,3 +79,8 @@ def ended(args: list[str]) -> object:
     with pytest.raises(SystemExit) as end:
         cli.main(args)
     return end.value.code
+
+
+def test_doctor_runs_none_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(["doctor", "--target", str(folder)]) == 2
+    assert "custom code" in capsys.readouterr().err

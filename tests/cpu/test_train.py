@@ -39,6 +39,7 @@ from draftwood.train.card import card, outdated, push
 from draftwood.train.data import Identity, Manifest, usual_length
 from draftwood.train.distill import DistillOptions, run_distill
 from draftwood.train.features import CachedReader, Reader
+from draftwood.train.files import scratch_of
 from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import forward, held_out_tau, lattices, walk
 from draftwood.train.loop import (
@@ -462,6 +463,8 @@ def test_a_run_that_goes_on_needs_no_room_for_what_it_saved(
         check_room(course, trainee.model)
     state_path(tmp_path).parent.mkdir(exist_ok=True)
     state_path(tmp_path).write_bytes(bytes(12 * parameters))
+    check_room(course, trainee.model)
+    state_path(tmp_path).rename(scratch_of(state_path(tmp_path)))  # a save that was cut off
     check_room(course, trainee.model)
 
 
@@ -907,6 +910,14 @@ def test_held_out_tau_counts_the_rounds_of_a_real_run(trained, policy: str) -> N
         real = engine_rounds(course.target, drafter, text, policy)
         # The last rounds differ: a real run may not draft behind the end that it was given.
         assert walked[: len(real) - 2] == real[: len(real) - 2]
+
+
+def test_a_line_of_the_log_that_was_cut_off_anywhere_is_left_out(tmp_path: Path) -> None:
+    whole = '{"step": 5, "tau": {"dflash": 2.0}}'
+    (tmp_path / "training").mkdir()
+    for length in range(len(whole)):
+        (tmp_path / "training" / "log.jsonl").write_text(f"{whole}\n{whole[:length]}")
+        assert [line["step"] for line in read_log(tmp_path)] == [5]
 
 
 def test_a_run_leaves_log_curves_and_card(trained) -> None:
