@@ -100,7 +100,7 @@ def test_it_learns_and_its_tau_is_that_of_the_chain(single: Target, tmp_path: Pa
 def test_a_target_whose_logits_the_checkpoint_cannot_finish_is_refused(
     part: dict[str, float], single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr(run, "load_tokenizer", lambda name, trusted: byte_tokenizer())
     monkeypatch.setattr(single, "_finishing", (part.get("logit_scale"), 1.0, part.get("final_logit_softcapping")))
     Manifest(Identity.of(single), "default", {}).save(tmp_path)
     write_shard(tmp_path, 0, TEXTS)
