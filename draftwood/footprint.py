@@ -13,7 +13,7 @@ ATTENTION_LAUNCHES = 8  # of one more request in a layer
 class Footprint:
     """Sizes of a decoder-only model as it runs."""
 
-    weight_bytes: float  # that every forward reads
+    weight_bytes: float  # that a wide forward reads
     itemsize: float  # bytes of one weight
     hidden_size: int
     layers: int
