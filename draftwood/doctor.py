@@ -28,6 +28,7 @@ from draftwood.precision import choose_dtype
 from draftwood.probe import probe
 from draftwood.store import read_json
 from draftwood.target import experts, refuse_unrewindable
+from draftwood.target import weight_bytes as forward_bytes
 from draftwood.threads import advice
 
 FEATURES = {  # feature: the modules it needs, and how to get them
@@ -114,10 +115,8 @@ def weight_bytes(name: str, dtype: torch.dtype) -> int:
         model = on_meta(AutoConfig.from_pretrained(name, trust_remote_code=False), dtype)
     except (OSError, ValueError, KeyError) as error:
         raise BadModel(f"The configuration of {name} cannot be read: {first_line(error)}") from error
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    lookup = 0 if table is head else table.nbytes  # of an input table by itself one row is read
     stacked, share = experts(model)
-    return sum(p.nbytes for p in model.parameters()) - lookup - round(stacked * (1 - share))
+    return forward_bytes(model) - round(stacked * (1 - share))
 
 
 def attention_backends(name: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:

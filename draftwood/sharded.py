@@ -36,6 +36,7 @@ class ShardedTarget(Target):
         bias = None if head.bias is None else self._whole(head.bias)
         self._output = linear(weight, bias)
         super().__init__(model, name, path=path, width_invariant=width_invariant)
+        self._experts = 0.0, 1.0  # of this part nobody knows which are whole
         self.weight_bytes = sum(local(p).nbytes for p in model.parameters() if p is not table or p is head.weight)
 
     @torch.no_grad()

@@ -77,7 +77,8 @@ class Target:
         refuse_unrewindable(self.config, name, getattr(model, "_is_stateful", False))
         if len({parameter.device for parameter in model.parameters()}) > 1:
             raise BadModel(f"{name} lies on several devices; load it on one, without device_map.")
-        self.weight_bytes = weight_bytes(model)
+        self.weight_bytes, self._experts = weight_bytes(model), experts(model)
+        self._query_width = sum(query_widths(self.config)) // self.num_layers
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
@@ -142,7 +143,7 @@ class Target:
     def footprint(self) -> Footprint:
         launches, kv_bytes = self.path.launches_per_layer * self.num_layers, self.kv_bytes_per_token()
         sizes = self.weight_bytes, self.dtype.itemsize, self.hidden_size, self.num_layers, kv_bytes, launches
-        return Footprint(*sizes, *experts(self.model), sum(query_widths(self.config)) // self.num_layers)
+        return Footprint(*sizes, *self._experts, self._query_width)
 
     def work(self, n_tokens: int, context: int, requests: int = 1) -> Work:
         """What verifying `n_tokens` (roots included) of some requests, each behind `context` tokens, takes at least."""

@@ -20,7 +20,7 @@ from draftwood.plan import Plan, make_plan
 from draftwood.tree import root_only
 
 NAME = "draftwood"
-FAR = 2**62
+FAR = 2**62  # positions: a mask without a window
 BACKENDS: tuple[Backend, ...] = (TRITON, CASCADE, SDPA, REFERENCE)  # the last one takes everything
 
 

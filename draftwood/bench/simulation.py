@@ -163,11 +163,11 @@ def crowded(
 
     rules = {spec: registry.policy(spec) for spec in [PLAIN, *policies]}
     texts, found = scripts(trace.answers), []
+    shared = 0 if config is None else head_bytes(target_config(config))
     longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
     for name in machines:
         machine, sizes, draft = parts_of(trace, name, config)
         measured = measured_rates(trace.answers) if name == HERE and config is None else {}
-        shared = 0 if config is None else head_bytes(target_config(config))
         for users in crowd.users:
             price = prices(machine, sizes, draft, crowd.context)
             plain = float("nan")

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from draftwood.serve.failure import Refused, invalid
-from draftwood.serve.options import Options
+from draftwood.serve.options import DEFAULT_MAX_TOKENS
 from draftwood.serve.protocol import ChatRequest, CompletionRequest
 
 Asked = ChatRequest | CompletionRequest
@@ -42,7 +42,7 @@ class Fill:
         """The body with nothing left open. Each line has a seed of its own, the same in every run."""
         tokens = MAX_NEW_TOKENS if bare and self.max_new_tokens is None else self.max_new_tokens
         if tokens is None and "messages" in body:  # left open, memory would decide
-            tokens = Options().default_max_tokens
+            tokens = DEFAULT_MAX_TOKENS
         temperature = 0.0 if bare and self.temperature is None else self.temperature
         found: dict[str, Any] = {"model": self.models[0], "seed": _seed(self.seed, name)}
         if temperature is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +86,11 @@ class Metrics:
             for position in range(round.accepted):
                 self._per_pos.labels(self._model, str(position)).inc()
 
-    def turn(self, rounds: Sequence[Round]) -> None:
-        """What the rounds of several requests have in common: their forward, and its seconds."""
-        if not rounds:
-            return
-        one = rounds[0]
-        self._width.observe(one.width)
-        if one.predicted and one.total_s > 0:
-            self._error.observe(abs(one.predicted_s / one.total_s - 1))
+    def turn(self, round: Round) -> None:
+        """What any of the requests that shared a forward says of it and of its seconds."""
+        self._width.observe(round.width)
+        if round.predicted and round.total_s > 0:
+            self._error.observe(abs(round.predicted_s / round.total_s - 1))
 
     def lost(self, reason: str) -> None:
         """A request of which nothing, or nothing whole, was written."""

@@ -7,6 +7,8 @@ from math import inf
 
 from draftwood.errors import BadInput
 
+DEFAULT_MAX_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -23,7 +25,7 @@ class Options:
     prefix_tokens: int | None = None  # of these that known prefixes may hold; None: half, 0: none are kept
     deadline_s: float = 600.0  # from arrival to the last token
     drain_s: float = 30.0  # that requests have to end after SIGTERM
-    default_max_tokens: int = 1024  # where a chat names no limit; what is reserved cannot serve others
+    default_max_tokens: int = DEFAULT_MAX_TOKENS  # where a chat names no limit; what is reserved cannot serve others
     max_body_bytes: int = 4 << 20
     max_n: int = 16
     max_stops: int = 16

@@ -181,7 +181,8 @@ class Scheduler:
             return
         steps = self._batch.round()
         now = time.monotonic()
-        self.metrics.turn([step.round for step in steps.values() if step.round is not None])
+        if (round := next((step.round for step in steps.values() if step.round), None)) is not None:
+            self.metrics.turn(round)
         for request, step in steps.items():
             job = self._running[request]
             job.first = now if step.round is None else job.first
