@@ -79,6 +79,7 @@ class Target:
             raise BadModel(f"{name} lies on several devices; load it on one, without device_map.")
         self.weight_bytes, self._experts = weight_bytes(model), experts(model)
         self._query_width = sum(query_widths(self.config)) // self.num_layers
+        self._key_width = sum(kv_widths(self.config))  # in all layers; counted once: every price asks
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
@@ -137,7 +138,7 @@ class Target:
 
     def _kv_width(self) -> int:
         """In all layers."""
-        return sum(kv_widths(self.config))
+        return self._key_width
 
     @property
     def footprint(self) -> Footprint:
