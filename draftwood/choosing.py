@@ -71,6 +71,7 @@ class Chooser:
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
         self._resting: dict[Joint, _Resting] = {}  # those of which none was when it was asked last
         self._rests = False  # a lone request whose policy wanted no draft when it was asked last
+        self._looks = False  # it wants one in hope, and the next one is asked for before it is known what came of it
         self._settled = 0  # rounds that a lone request goes on to draft before it is asked
         self._chosen: _Chosen | None = None  # for a lone request
         self._chances = quickest()
@@ -139,12 +140,16 @@ class Chooser:
         written = len(request.sampler.tokens) - request.prompt
         if alone and self._rests and written % ASKED != 1:  # an answer's first round asks
             return False
+        if self._looks:
+            self._looks = False
+            return False
         if alone and self._settled and written != 1:
             self._settled -= 1
             return True
         outlook = request.acceptance.outlook(costs)
         wants = request.policy.drafts(outlook)
         self._rests = alone and not wants
+        self._looks = self._rounds.ahead and request.policy.calibrated and wants and outlook.gain < 1
         self._settled = _unasked(outlook.gain) if alone and wants else 0
         return wants
 

@@ -61,12 +61,12 @@ class Engine:
         self.target, self.drafter, self.policy, self.latency = target, drafter, policy, latency
         self._offline, self.remember = offline, remember
         self._acceptance: dict[tuple[str, float], AcceptanceModel] = {}
-        self._latencies = {1: latency}
         self._asked, self.device = backend, Device(target, drafter)
         self.foresight = foresight
         check_one_of("backend", backend, BACKENDS)
         if backend == "device" and (reason := self.device.declines(policy, None)):
             raise BadInput(f"Rounds cannot run on the device: {reason}; use the backend auto or host.")
+        self._latencies = {(self.backend().name, 1): latency}
         self.tap()
 
     def tap(self) -> None:
@@ -79,12 +79,12 @@ class Engine:
         What it learns is remembered by nobody. It has as much `foresight` as this one, unless that is said.
         """
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
-        prices = {requests: model.copy() for requests, model in self._latencies.items()}
+        prices = {kind: model.copy() for kind, model in self._latencies.items()}
         made = Engine(
             self.target,
             drafter,
             self.policy,
-            prices[1],
+            prices[next(iter(self._latencies))],
             self._offline,
             backend=self._asked,
             foresight=self.foresight if foresight is None else foresight,
@@ -195,15 +195,17 @@ class Engine:
         if not finite(max_new_tokens) or max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
             raise BadInput(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 1 up.")
 
-    def latency_of(self, requests: int) -> LatencyModel:
-        """What is known of rounds of so many requests; sizes above 4 share a model with the next power of two."""
+    def latency_of(self, requests: int, backend: str) -> LatencyModel:
+        """What is known of a `backend`'s rounds of so many requests; sizes above 4 share a model with the next power of
+        two."""
         size = requests if requests <= 4 else 1 << (requests - 1).bit_length()
-        if size not in self._latencies:
+        kind = backend, size
+        if kind not in self._latencies:
             verify = partial(self.target.work, requests=size)
             draft = partial(_drafts_work, self.drafter, size) if self.drafter else None
-            nearest = min(self._latencies, key=lambda known: abs(known - size))
-            self._latencies[size] = self._latencies[nearest].resembling(verify, draft)
-        return self._latencies[size]
+            nearest = min(self._latencies, key=lambda known: (known[0] != backend, abs(known[1] - size)))
+            self._latencies[kind] = self._latencies[nearest].resembling(verify, draft)
+        return self._latencies[kind]
 
     def batch_of_one(self, policy: Policy, rule: Rule | None, keep: Keep = lambda request, prefix: None) -> Batch:
         """Rounds for a single request, where they run best."""
@@ -212,8 +214,9 @@ class Engine:
         return self.batch(keep)
 
     def _batch(self, rounds: Rounds, keep: Keep = lambda request, prefix: None) -> Batch:
-        drafts = self.drafter is not None
-        return Batch(rounds, drafts, self.latency_of, self._offline, keep, self.target.group.decide)
+        # Captured rounds take a half or a third of eager ones, which a device's engine runs for some requests, too.
+        prices = partial(self.latency_of, backend="device" if rounds.ahead else "host")
+        return Batch(rounds, self.drafter is not None, prices, self._offline, keep, self.target.group.decide)
 
 
 def _drafts_work(drafter: Drafter, requests: int, context: int) -> Work:

@@ -257,15 +257,15 @@ def rotated(methods: Sequence[str], index: int) -> list[str]:
     return [*methods[first:], *methods[:first]]
 
 
-def turns(methods: Sequence[str], tokens: int, seed: int) -> Iterator[tuple[str, int]]:
-    """Who is next, and how many tokens (of each user) it should have written by then: token by token, in any order.
+def turns(methods: Sequence[str], tokens: int, seed: int, each: int = 1) -> Iterator[tuple[str, int]]:
+    """Who is next, and how many tokens (of each user) it should have written by then: `each` by `each`, in any order.
 
     Longer turns let a machine's moods favour one of two methods that do the same, and in a fixed order each would find
     the caches as the same other one left them.
     """
     order = Random(seed)
-    for goal in range(1, 1 + tokens):
-        yield from ((method, goal) for method in order.sample(methods, len(methods)))
+    for goal in range(each, tokens + each, each):
+        yield from ((method, min(goal, tokens)) for method in order.sample(methods, len(methods)))
 
 
 def warm_up(ask: Asker, prompt: Prompt, methods: Sequence[str]) -> None:

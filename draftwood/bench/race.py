@@ -1,4 +1,4 @@
-"""Methods answer the same prompt in turn, in one process: token by token, none of them always first."""
+"""Methods answer the same prompt in turn, in one process: a few tokens each, none of them always first."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from draftwood.sampling import Sampling
 from draftwood.trace import Round
 
 WARM_TOKENS = 48
+# Tokens. At the end of each turn the device is waited for, which ends what its rounds live from: that the host works
+# while it does.
+TURN = {"host": 1, "device": 32}
 EARLIER_SEED = 10**6  # other draws than those that are measured
 PAUSE = 5.0  # times a method's usual round is the most that one counts as: what is more is the machine's
 
@@ -29,13 +32,14 @@ def race(
     known: Mapping[bool, PrefixCache],
     seed: int,
 ) -> dict[str, Answering]:
-    """All methods answer a prompt, token by token in an order that `seed` shuffles. `known` by having no drafter."""
+    """All methods answer a prompt in turns, in an order that `seed` shuffles. `known` by having no drafter."""
     read(ran, prompt, known)
     answers = {
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()
     }
-    for method, goal in turns(list(ran), tokens, seed):
+    each = max(TURN[engine.backend().name] for engine in ran.values())
+    for method, goal in turns(list(ran), tokens, seed, each):
         answers[method].run(goal)
     return answers
 

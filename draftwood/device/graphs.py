@@ -119,6 +119,11 @@ class Span:
         self._times.append(perf_counter())
 
     @property
+    def begun(self) -> float:
+        """When the host gave it the first of its work."""
+        return self._times[0]
+
+    @property
     def seconds(self) -> float:
         """Asked for when both ends are in the past."""
         if self._events:

@@ -31,6 +31,11 @@ class Mail:
         if self._arrived is not None:
             self._arrived.record()
 
+    @property
+    def here(self) -> bool:
+        """Whether what was sent last has arrived."""
+        return self._arrived is None or bool(self._arrived.query())
+
     def wait(self) -> None:
         """Until what was sent last is here."""
         if self._arrived is not None:

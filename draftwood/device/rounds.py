@@ -10,6 +10,7 @@ width, does the device have to wait.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -148,6 +149,8 @@ class DeviceRounds:
         self._owed = 0  # tokens that the drafter has not read
         self._verified: Tree | int | None = None  # a tree, the token that ends the prompt, or None after other chunks
         self._drafting = self._verifying = Span(self._target.device)
+        self._settled: float | None = None  # when the verdict before this one was here
+        self._hidden = 0.0  # seconds since then that the device spent on a draft
 
     def leave(self, request: Request) -> None:
         self._device.close()
@@ -165,8 +168,13 @@ class DeviceRounds:
     def settle(self, clock: Clock) -> list[Verdict | None]:
         if not isinstance(self._verified, Tree):
             return [None if self._verified is None else Verdict([], [], self._verified)]
-        verdict = self._report.verdict(self._verified)
+        early = self._report.verdict_mail.here  # before the host asks: how long it was under way is not known
+        verdict, now = self._report.verdict(self._verified), time.perf_counter()
         clock.add("verify", self._verifying.seconds)
+        if self._settled is not None:
+            travel = 0.0 if early else now - self._verifying.begun - self._verifying.seconds
+            clock.exposed = max(self._verifying.begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
+        self._settled = now
         if not self._drafts:
             self._owed += len(verdict.tokens)
         return [verdict]
@@ -191,10 +199,13 @@ class DeviceRounds:
             self._start_draft()
             self._drafts = True
         drafted, self._drafts, self._begun = self._drafts, drafts, True
+        self._hidden = 0.0
         if not drafted:
             return None
-        tree = self._report.tree()
-        clock.add("draft", self._drafting.seconds)
+        tree, seconds = self._report.tree(), self._drafting.seconds
+        clock.add("draft", seconds)
+        if self._target.device.type == "cuda":  # elsewhere it was over before the verdict was asked for
+            self._hidden = seconds
         return Proposal(tree, tree)  # the candidates stay on the device
 
     def _verify(self, tree: Tree) -> None:

@@ -180,7 +180,7 @@ def test_one_request_falls_back_while_another_speculates() -> None:
     plain = engine(target, None, "autoregressive")
     truth = [t for s in plain.run(PROMPT, 230) for t in s.tokens]
     made = engine(target, Truthful("truthful", truth=PROMPT + truth, slip=1000))
-    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    made.latency_of = lambda requests, backend: Known()  # type: ignore[method-assign, assignment]
     batch = made.batch()
     known, unknown = made.request(PROMPT, 230), made.request(PROMPT[::-1], 230)
     batch.join(known)
@@ -378,7 +378,7 @@ class Hearing(Known):
 def test_a_batchs_draft_is_as_long_as_its_longest() -> None:
     target, heard = tiny_target(), Hearing()
     made = engine(target, tiny_dflash(target), "ddtree:5")
-    made.latency_of = lambda requests: heard  # type: ignore[method-assign, assignment]
+    made.latency_of = lambda requests, backend: heard  # type: ignore[method-assign, assignment]
     batch = made.batch()
     for tokens in (4, 30):  # little is left of the first
         batch.join(made.request(PROMPT, tokens))
@@ -387,7 +387,7 @@ def test_a_batchs_draft_is_as_long_as_its_longest() -> None:
         rounds = [step.round for step in batch.round().values() if step.round]
         if any(round.drafted for round in rounds):
             longest.append(max(round.positions for round in rounds if round.positions is not None))
-    batch._learn()
+    batch._timings.learn()
     assert longest and heard.positions[: len(longest)] == longest
 
 
@@ -415,7 +415,7 @@ class Counting(DDTree):
 def test_the_more_a_lone_request_gains_the_less_often_it_is_asked(target: Target, knows: bool, share: float) -> None:
     text = [t for s in engine(target, None, "autoregressive").run(PROMPT, 200) for t in s.tokens]
     made, Counting.asked = engine(target, Truthful("truthful", truth=PROMPT + text if knows else [], slip=1000)), 0
-    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    made.latency_of = lambda requests, backend: Known()  # type: ignore[method-assign, assignment]
     drafted = sum(s.round.drafted for s in made.run(PROMPT, 200, policy=Counting(2)) if s.round)
     assert drafted > 60 and Counting.asked == pytest.approx(TRIALS + share * (drafted - TRIALS), abs=4)
 
@@ -441,7 +441,7 @@ class Wavering(Choosing):
 @pytest.mark.parametrize(("policy", "share"), [(Choosing, 1 / (1 + KEPT)), (Wavering, 1)])
 def test_choices_that_come_out_alike_are_kept_for_a_while(target: Target, policy: type[Choosing], share: float) -> None:
     made, Choosing.chosen = engine(target, Noisy("noisy")), 0
-    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    made.latency_of = lambda requests, backend: Known()  # type: ignore[method-assign, assignment]
     rounds = [s.round for s in made.run(PROMPT, 200, policy=policy(64)) if s.round]
     drafted = sum(round.drafted for round in rounds)
     assert drafted > 60 and Choosing.chosen == pytest.approx(ALIKE + share * (drafted - ALIKE), abs=2)
@@ -450,7 +450,7 @@ def test_choices_that_come_out_alike_are_kept_for_a_while(target: Target, policy
 
 def test_another_request_begins_with_a_choice_of_its_own(target: Target) -> None:
     made = engine(target, Noisy("noisy"))
-    made.latency_of = lambda requests: Known()  # type: ignore[method-assign, assignment]
+    made.latency_of = lambda requests, backend: Known()  # type: ignore[method-assign, assignment]
     policy, batch = Choosing(64), made.batch()
     for request in (made.request(PROMPT, 60, policy=policy), made.request(PROMPT, 60, policy=policy)):
         Choosing.chosen = 0

@@ -99,6 +99,7 @@ def test_methods_take_turns_at_every_token_and_none_is_always_behind_the_same() 
     before = [one for (one, _), (other, _) in pairwise(order) if other == "b"]
     assert min(before.count("a"), before.count("c")) > 5
     assert order == list(measure.turns(["a", "b", "c"], 40, seed=1))
+    assert [goal for _, goal in measure.turns(["a", "b"], 70, 1, each=32)] == [32, 32, 64, 64, 70, 70]
 
 
 def test_a_prompt_is_identical_only_if_all_its_turns_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from draftwood import registry
-from draftwood.acceptance import TRIAL_NODES
+from draftwood.acceptance import TRIAL_NODES, AcceptanceModel
 from draftwood.attention import cascade, dispatch, triton_backend
+from draftwood.batch import Batch
 from draftwood.device import rounds as device_rounds
 from draftwood.device import stages as device_stages
 from draftwood.device.graphs import Graphs
@@ -28,6 +30,7 @@ from draftwood.policies.base import Costs
 from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
+from draftwood.trace import VERBS
 from draftwood.tree import Lattice, Tree
 from tests.reference import Noisy, ReplayedGraphs, Tabled, Truthful, tiny_dflash, tiny_target
 
@@ -337,3 +340,75 @@ def test_text_leaves_while_the_next_round_runs(
         emitted += step.tokens
         assert len(widths) == rounds + (emitted[-1] != truth[17])
     assert emitted == truth[: truth.index(truth[17]) + 1]
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "ddtree:7"])
+def test_the_host_learns_while_the_device_works(
+    target: Target, truth: list[int], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a draft, so that the next choice heeds it; where there is none, behind the next forward."""
+    order: list[str] = []
+    for kind, name in ((AcceptanceModel, "observe"), (device_stages.Stages, "verify"), (device_stages.Stages, "draft")):
+        done = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, *a, n=name, d=done: (order.append(n), d(self, *a))[1])
+    steps = list(engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), policy).run(PROMPT, 30))
+    assert text(steps) == truth[:30]
+    if policy == "autoregressive":
+        assert order[:6] == ["verify", "verify", "observe", "verify", "observe", "verify"]
+    else:
+        assert order[:7] == ["draft", "verify", "draft", "observe", "verify", "draft", "observe"]
+    assert order.count("observe") == len(steps) - 1, "the last round, too"
+
+
+# --- seconds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "ddtree:7"])
+def test_a_round_takes_what_passes_from_verdict_to_verdict_without_the_callers_time(
+    target: Target, truth: list[int], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, commit = 0.02, Batch._commit
+
+    def late(self: Batch, *args: object) -> object:
+        time.sleep(slow)  # in no verb, and the device waits for it
+        return commit(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Batch, "_commit", late)
+    rounds = []
+    for step in engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), policy).run(PROMPT, 20):
+        time.sleep(5 * slow)
+        rounds += [step.round] if step.round else []
+    assert len(rounds) > 3
+    for told in rounds[1:]:  # before the first, the prompt was read
+        assert told.total_s == pytest.approx(sum(told.parts.values())) and set(told.seconds) <= set(VERBS)
+        assert slow < told.parts["aux"] < 4 * slow
+
+
+def test_host_and_device_rounds_are_priced_apart(target: Target, truth: list[int]) -> None:
+    made = engine(target, Tabled(Noisy("noisy")))
+    list(made.run(PROMPT, 12))
+    list(made.run(PROMPT, 12, rule=lambda tokens, scores: scores))
+    host, device = (made.latency_of(1, backend) for backend in ("host", "device"))
+    assert device is made.latency and host.seen > 3 and device.seen > 3
+    assert made.fresh().latency_of(1, "host").to_json().keys() == host.to_json().keys()
+
+
+class Slow(LatencyModel):
+    """Prices at which guesses do not pay."""
+
+    def costs(self, n_max: int, context: int) -> Costs:
+        return Costs(1.0, 1.0, np.full(1 + n_max, 0.01), np.linspace(1.0, 1.5, 1 + n_max))
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
+def test_a_look_at_a_useless_drafter_is_one_round(
+    target: Target, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is told of a draft a round ahead: before it is known what the one before it brought."""
+    monkeypatch.setattr(AcceptanceModel, "charge", lambda *_: None)  # real seconds, which are none of these prices
+    latency = Slow(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
+    policy = dataclasses.replace(registry.policy("bastion"), toll=0.1)  # type: ignore[type-var]
+    made = Engine(target, Tabled(Noisy("noisy")), policy, latency, backend=backend)
+    drafted = [step.round.drafted for step in made.run(PROMPT, 150, Sampling(1.0, seed=3)) if step.round]
+    runs = [len(list(group)) for drafts, group in itertools.groupby(drafted) if drafts]
+    assert len(runs) > 5 and runs[1:].count(1) >= 0.8 * len(runs[1:]), "but for luck, which is followed"
