@@ -383,7 +383,9 @@ def dflash_files(
         save_file(pairs, folder / "markov" / "model.safetensors")
 
 
-def eagle3_files(target: Target, folder: Path, form: str = "safeailab", draft_vocab: int | None = 40) -> None:
+def eagle3_files(
+    target: Target, folder: Path, form: str = "safeailab", draft_vocab: int | None = 40, **changed
+) -> None:
     """A random EAGLE-3 checkpoint for a tiny target, in one of the published forms."""
     torch.manual_seed(3)
     hidden, heads, kv, dim, inter = target.hidden_size, 4, 2, 8, 48
@@ -409,6 +411,8 @@ def eagle3_files(target: Target, folder: Path, form: str = "safeailab", draft_vo
         ids = torch.arange(draft_vocab) * 2 + 1
         tensors |= {"d2t": ids - torch.arange(draft_vocab), "t2d": torch.isin(torch.arange(target.vocab_size), ids)}
         config["draft_vocab_size"] = draft_vocab
+    tensors |= {name: value for name, value in changed.items() if isinstance(value, torch.Tensor)}
+    config |= {name: value for name, value in changed.items() if not isinstance(value, torch.Tensor)}
     (folder / "config.json").write_text(json.dumps(config))
     if form == "safeailab":
         torch.save(tensors, folder / "pytorch_model.bin")

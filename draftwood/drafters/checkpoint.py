@@ -32,7 +32,7 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
     `pickles`: checkpoints of this kind are also published as pickles.
     """
     if not name:
-        raise BadModel("No checkpoint was named; write dflash:FOLDER or dflash:OWNER/NAME.")
+        raise BadModel("No checkpoint was named; write a folder or OWNER/NAME behind the colon.")
     try:
         folder = Path(name).expanduser()
         if folder.is_file():

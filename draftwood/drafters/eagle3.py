@@ -167,8 +167,9 @@ class Eagle3Drafter(Weighed):
         """Outputs `[M, hidden]` of rows that are stored from `slot` on and see what `mask` [M, slot + M] says."""
         weights, config = self._weights, self.config
         eps, stop = config.norm_eps, slot + len(tokens)
-        embedded = self._target.embed(tokens).to(hidden)
-        both = torch.cat([norm(embedded, weights.input_norm, eps), norm(hidden, weights.hidden_norm, eps)], -1)
+        own, normed = weights.embedding, norm(hidden, weights.hidden_norm, eps)
+        embedded = self._target.embed(tokens).to(hidden) if own is None else F.embedding(tokens, own)
+        both = torch.cat([norm(embedded, weights.input_norm, eps), normed], -1)
         qkv = weights.qkv(both).unflatten(-1, (-1, config.head_dim))
         rotated = config.num_heads + config.num_kv_heads
         self._rotary.reserve(int(stop) + 1)
@@ -177,7 +178,7 @@ class Eagle3Drafter(Weighed):
         state.kv[1, :, slot:stop] = qkv[:, rotated:].transpose(0, 1)
         q, (k, v) = qk[:, : config.num_heads].transpose(0, 1), state.kv[:, :, :stop]
         seen = F.scaled_dot_product_attention(q[None], k[None], v[None], mask, enable_gqa=True)[0]
-        hidden = hidden + weights.output(seen.transpose(0, 1).flatten(1))
+        hidden = (normed if config.normed else hidden) + weights.output(seen.transpose(0, 1).flatten(1))
         gate, up = weights.gate_up(norm(hidden, weights.post_norm, eps)).chunk(2, -1)
         return hidden + weights.down(F.silu(gate) * up)
 

@@ -23,6 +23,9 @@ from draftwood.target import Target
 FORM = "EAGLE-3's format"
 LAYER = ("midlayer.", "layers.0.")  # its name: the authors' and SpecForge's, speculators'
 TAPS = 3
+IDS = "eagle_aux_hidden_state_layer_ids"
+UNKNOWN = ("attention_bias", "norm_before_fc")
+ROWS = 4096  # of an embedding that are compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Eagle3Config:
     max_positions: int
     draft_vocab: int
     tap_layers: tuple[int, ...]  # target layers whose outputs are read
+    normed: bool = False  # whether attention adds to the feature as it reads it, instead of as it was
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +58,7 @@ class Eagle3Weights:
     norm: Tensor  # [hidden]
     head: nn.Module | None  # hidden -> draft_vocab; None: the target's own
     ids: Tensor | None  # [draft_vocab] the target's tokens; None: they are the same
+    embedding: Tensor | None  # [vocab, hidden]; None: the target's own
 
 
 def load_eagle3(name: str, target: Target) -> tuple[Eagle3Config, Eagle3Weights]:
@@ -80,6 +85,11 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
             f"{target.hidden_size}. Name the drafter of this target, or 'ngram', which works with every target."
         )
     mark.check_mark(keys.reals(mark.KEY), name, target)
+    if keys.get("hidden_act", "silu") != "silu":
+        raise keys.wrong("hidden_act", "silu")
+    for key in UNKNOWN:
+        if keys.flag(key, False):
+            raise keys.wrong(key, "false, which is all that draftwood runs")
     rope = {"rope_theta": 10000.0, **{k: v for k, v in values.items() if v is not None}}
     return Eagle3Config(
         hidden_size=hidden,
@@ -92,22 +102,24 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
         max_positions=keys.whole("max_position_embeddings", 32768),
         draft_vocab=keys.whole("draft_vocab_size", target.vocab_size),
         tap_layers=_tap_layers(keys, target.num_layers),
+        normed=keys.flag("norm_before_residual", False),
     )
 
 
 def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
-    """Those that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3."""
+    """Those that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3.
+
+    SpecForge counts layers whose outputs are read (`eagle_config`), vLLM those whose inputs are (the top level).
+    """
     eagle = keys.get("eagle_config")
-    layers = (eagle if isinstance(eagle, dict) else {}).get("eagle_aux_hidden_state_layer_ids")
+    outputs = (eagle if isinstance(eagle, dict) else {}).get(IDS)
+    key, first, layers = ("eagle_config", 0, outputs) if outputs is not None else (IDS, 1, keys.get(IDS))
     if layers is None:
-        layers = [1, depth // 2 - 1, depth - 4]
-    if (
-        not isinstance(layers, list)
-        or len(layers) != TAPS
-        or not all(type(i) is int and 0 <= i < depth for i in layers)
-    ):
-        raise keys.wrong("eagle_config", f"three of the target's layers 0 to {depth - 1}")
-    return tuple(layers)
+        layers = [2, depth // 2, depth - 3]
+    whole = isinstance(layers, list) and all(type(i) is int for i in layers)
+    if not whole or len(layers) != TAPS or not all(0 <= i - first < depth for i in layers):
+        raise keys.wrong(key, f"three of the target's layers {first} to {depth - 1 + first}")
+    return tuple(i - first for i in layers)
 
 
 def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Eagle3Weights:
@@ -116,7 +128,7 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
     layer = next((prefix for prefix in LAYER if f"{prefix}hidden_norm.weight" in tensors), LAYER[0])
 
     def take(key: str, *shape: int) -> Tensor:
-        tensor = tensors.get(key)
+        tensor = tensors.pop(key, None)
         if tensor is None or tuple(tensor.shape) != shape:
             found = "is missing" if tensor is None else f"is {list(tensor.shape)}"
             raise BadModel(f"In the drafter {name} the tensor {key} {found}; {FORM} has {list(shape)} there.")
@@ -126,7 +138,11 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
     widths = {"q": config.num_heads * config.head_dim} | dict.fromkeys("kv", config.num_kv_heads * config.head_dim)
     qkv = [take(f"{layer}self_attn.{part}_proj.weight", width, 2 * h) for part, width in widths.items()]
     head = linear(take("lm_head.weight", config.draft_vocab, h)) if "lm_head.weight" in tensors else None
-    return Eagle3Weights(
+    ids = _ids(tensors, config, name, target)
+    if ids is not None and head is None:
+        raise BadModel(f"The drafter {name} has a d2t, but no lm_head.weight that names its tokens; fetch it again.")
+    embedding = take("embed_tokens.weight", target.vocab_size, h) if "embed_tokens.weight" in tensors else None
+    weights = Eagle3Weights(
         fc=linear(take("fc.weight", h, TAPS * h)),
         input_norm=take(f"{layer}input_layernorm.weight", h),
         hidden_norm=take(f"{layer}hidden_norm.weight", h),
@@ -137,8 +153,22 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
         down=linear(take(f"{layer}mlp.down_proj.weight", h, inner)),
         norm=take("norm.weight", h),
         head=head,
-        ids=_ids(tensors, config, name, target),
+        ids=ids,
+        embedding=None if embedding is None or _targets(embedding, target) else embedding,
     )
+    left = sorted(key for key in tensors if key not in ("d2t", "t2d") and not key.endswith("inv_freq"))
+    if left:
+        raise BadModel(
+            f"The drafter {name} has a tensor {left[0]} that {FORM} does not ({len(left)} such in all); it is of "
+            "another architecture, and would draft nonsense."
+        )
+    return weights
+
+
+def _targets(embedding: Tensor, target: Target) -> bool:
+    """Whether an embedding is the target's own, which some checkpoints bring along."""
+    parts = torch.arange(len(embedding), device=embedding.device).split(ROWS)
+    return all(torch.equal(embedding[part], target.embed(part)) for part in parts)
 
 
 def _ids(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Tensor | None:

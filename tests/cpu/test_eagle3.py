@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from draftwood import registry
 from draftwood.drafters.base import Request
@@ -18,7 +19,12 @@ from draftwood.rotary import rotate
 from tests.reference import eagle3_files, tiny_eagle3, tiny_target
 
 CONTEXT = [3, 1, 4, 1, 5, 9, 2, 6]
-FORMS = [("safeailab", 40), ("specforge", 40), ("speculators", None)]
+FORMS = [
+    ("safeailab", 40, {}),
+    ("specforge", 40, {}),
+    ("speculators", None, {}),
+    ("speculators", 40, {"norm_before_residual": True, "embed_tokens.weight": torch.randn(97, 32)}),
+]
 
 
 def opened(drafter: Eagle3Drafter, target, tokens=CONTEXT):
@@ -43,7 +49,9 @@ def definition(drafter: Eagle3Drafter, target, taps: torch.Tensor, path: list[in
         if drafted is not None:  # the next row's feature is the last row's output
             tokens, outputs = [*tokens, drafted], torch.cat([outputs, last[-1:]])
         size = len(tokens)
-        x = torch.cat([rms(target.embed(torch.tensor(tokens)), w.input_norm), rms(outputs, w.hidden_norm)], -1)
+        normed = rms(outputs, w.hidden_norm)
+        embedded = target.embed(torch.tensor(tokens)) if w.embedding is None else w.embedding[tokens]
+        x = torch.cat([rms(embedded, w.input_norm), normed], -1)
         qkv = w.qkv(x).view(size, -1, c.head_dim)
         cos, sin = drafter._rotary(0, size)
         q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 1)
@@ -54,16 +62,17 @@ def definition(drafter: Eagle3Drafter, target, taps: torch.Tensor, path: list[in
             scores = q[:, head] @ k[:, head // group].T / math.sqrt(c.head_dim)
             scores = scores.masked_fill(torch.ones(size, size).triu(1) > 0, -math.inf)
             heads.append(scores.softmax(-1) @ v[:, head // group])
-        hidden = outputs + w.output(torch.cat(heads, -1))
+        hidden = (normed if c.normed else outputs) + w.output(torch.cat(heads, -1))
         gate, up = w.gate_up(rms(hidden, w.post_norm)).chunk(2, -1)
         last = hidden + w.down(F.silu(gate) * up)
     return w.head(rms(last[-1], w.norm)).log_softmax(-1)
 
 
-@pytest.mark.parametrize(("form", "draft_vocab"), FORMS)
-def test_masses_are_the_layers_own_along_every_path(form: str, draft_vocab: int | None) -> None:
+@pytest.mark.parametrize(("form", "draft_vocab", "more"), FORMS)
+def test_masses_are_the_layers_own_along_every_path(form: str, draft_vocab: int | None, more: dict) -> None:
     target = tiny_target()
-    drafter = tiny_eagle3(target, form=form, draft_vocab=draft_vocab)
+    drafter = tiny_eagle3(target, form=form, draft_vocab=draft_vocab, **more)
+    assert drafter.config.normed == bool(more) and (drafter._weights.embedding is not None) == bool(more)
     assert drafter.tap_layers == (0, 1, 2)
     state, taps = opened(drafter, target)
     drafter.draft([Request(state, 50, 4)])  # another root first: nothing of it may stay
@@ -122,6 +131,43 @@ def test_checkpoints_that_do_not_fit(tmp_path) -> None:
     (tmp_path / "config.json").write_text(config.replace('"draft_vocab_size": 40', '"draft_vocab_size": 41'))
     with pytest.raises(BadModel, match="lm_head"):
         registry.drafter(f"eagle3:{tmp_path}", target)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"attention_bias": True}, "attention_bias = True instead of false"),
+        ({"norm_before_fc": True}, "norm_before_fc = True instead of false"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' instead of silu"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "a tensor midlayer.self_attn.q_norm.weight that"),
+        ({"embed_tokens.weight": torch.ones(97, 16)}, "embed_tokens.weight is "),
+        ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "layers 1 to 3"),
+    ],
+)
+def test_what_another_architecture_would_read_is_refused(tmp_path, changed: dict, told: str) -> None:
+    """It would draft nonsense without a word."""
+    target = tiny_target()
+    eagle3_files(target, tmp_path, "specforge", **changed)
+    with pytest.raises(BadModel, match=told):
+        registry.drafter(f"eagle3:{tmp_path}", target)
+
+
+def test_a_trimmed_list_needs_a_head_of_its_own(tmp_path) -> None:
+    target = tiny_target()
+    eagle3_files(target, tmp_path, "specforge")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match=r"no lm_head\.weight"):
+        registry.drafter(f"eagle3:{tmp_path}", target)
+
+
+def test_layers_are_counted_as_their_config_does_and_the_targets_own_embedding_is_no_second_one() -> None:
+    target = tiny_target()
+    own = target.embed(torch.arange(97)).clone()
+    inputs = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "embed_tokens.weight": own}
+    drafter = tiny_eagle3(target, form="specforge", **inputs)
+    assert drafter.tap_layers == (0, 1, 2) and drafter._weights.embedding is None
 
 
 def test_one_of_two_formats_is_read_and_no_trainers_own_file(tmp_path) -> None:
