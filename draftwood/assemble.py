@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from draftwood import registry
 from draftwood.config import config
@@ -44,8 +45,11 @@ def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -
     parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
     name = ", ".join(map(str, parts))
     learned = cached_file(folder, "learned", name)
-    with contextlib.suppress(BadInput):  # absent or damaged: learned anew
+    known: dict[str, Any] = {}
+    with contextlib.suppress(BadInput):  # absent or damaged: learned anew, like what was kept of either
         known = read_json(learned)
+    with contextlib.suppress(BadInput):
         latency.restore(known)
+    with contextlib.suppress(BadInput):
         engine.recall(known.get("acceptance", []))
     return engine

@@ -92,7 +92,7 @@ class Level:
         return Level(self.value, min(self.seen, HEAD_START), DOUBT) if self.seen else Level()
 
     def to_json(self) -> list[float] | None:
-        return [self.value, self.seen] if self.seen else None
+        return [self.value, min(self.seen, HEAD_START)] if self.seen else None
 
     @classmethod
     def of_json(cls, data: object) -> Level:
@@ -133,7 +133,7 @@ class Slope:
         return Slope(min(self.seen, HEAD_START), self.x, self.y, self.xx, self.xy)
 
     def to_json(self) -> list[float]:
-        return [self.seen, self.x, self.y, self.xx, self.xy]
+        return [min(self.seen, HEAD_START), self.x, self.y, self.xx, self.xy]
 
     @classmethod
     def of_json(cls, data: object) -> Slope:
@@ -227,7 +227,7 @@ class Curve:
         return error, max(1 + own - variance, 0.0)
 
     def to_json(self) -> list[list[float]]:
-        return np.stack([self._value, self._seen], 1).tolist()
+        return np.stack([self._value, np.minimum(self._seen, HEAD_START)], 1).tolist()
 
     @classmethod
     def of_json(cls, data: object, kind: Kind = FORWARD) -> Curve:

@@ -60,7 +60,7 @@ def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
         return tree[: np.count_nonzero(tree.mass[1:] >= faint)]
     if not isinstance(draft, Lattice):
         return _alive(_grow_conditional(draft, root, n_max, faint))
-    return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max, -log(faint) if faint else inf)))
+    return _alive(_tree(draft, root, *_pop(_edge_costs(draft), n_max, _most(faint))))
 
 
 def chain(draft: Draft, root: int, n_max: int) -> Tree:
@@ -218,11 +218,16 @@ class _Nodes:
 
 
 def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -> Tree:
-    least = max(faint, draft.faint)
-    most = -log(least) if least else inf
     barren = log((1 + faint) / (2 * faint)) if faint else inf  # cost at twice the odds of `faint`
-    quickly = draft.grown(root, n_max, most, barren) if isinstance(draft, Growable) else None
-    return _pop_conditional(draft, root, n_max, most, barren) if quickly is None else quickly
+    quickly = draft.grown(root, n_max, _most(faint), barren) if isinstance(draft, Growable) else None
+    if quickly is not None:
+        return quickly
+    return _pop_conditional(draft, root, n_max, _most(max(faint, draft.faint)), barren)
+
+
+def _most(faint: float) -> float:
+    """Cost of a path that is as faint."""
+    return -log(faint) if faint else inf
 
 
 def _pop_conditional(draft: Conditional, root: int, n_max: int, most: float, barren: float) -> Tree:

@@ -19,6 +19,7 @@ NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is
 DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
 STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one would cut what tables say of the unlikely
 EVIDENCE = 4.0  # choices that a share's first guess counts for
+LEAST = 0.1  # choices for an opinion, however long it was of no use: what grows by its share would stay at nothing
 MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 
@@ -55,7 +56,7 @@ class Weights:
         pair, share = self._evidence(opinion), self.share(opinion)
         by = share * own / (share * own + (1 - share) * max(others, NEVER))
         pair[0] = MEMORY * pair[0] + 1 - by
-        pair[1] = MEMORY * pair[1] + by
+        pair[1] = max(MEMORY * pair[1] + by, LEAST)
         return share
 
     def move(self, depth: int, which: int, gradient: float) -> None:

@@ -120,7 +120,7 @@ class Tree:
 Child: TypeAlias = tuple[float, int, int]
 
 
-# A node of most conditional drafts takes some 40 µs to grow, unless that is compiled. A decoder of 250 tokens/s writes
+# A node of a conditional draft takes some 40 µs to grow where that is not compiled. A decoder of 250 tokens/s writes
 # 0.01 tokens meanwhile: nodes of less mass bring less than they cost, whatever the policy thinks of them.
 FAINT = 0.01
 

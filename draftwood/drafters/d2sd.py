@@ -111,9 +111,10 @@ class D2SDDrafter(Weighed, Carded):
     def load(cls, argument: str, target: Target) -> D2SDDrafter:
         """From `FIRST,SECOND,boundaries=4`; without SECOND the first drafter is used twice. BadInput, BadModel."""
         names, options = split(argument)
+        how = parse(Options, "d2sd", options)  # first: a mistake in them is told at once
         first = DFlashDrafter.load(names[0], target)
         second = DFlashDrafter.load(names[1], target) if len(names) > 1 else first
-        return cls(first, second, parse(Options, "d2sd", options), f"d2sd:{argument}")
+        return cls(first, second, how, f"d2sd:{argument}")
 
     @classmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
@@ -137,14 +138,15 @@ class D2SDDrafter(Weighed, Carded):
             self._second.extend(state.second, tokens, taps_of(self._second.tap_layers, self.tap_layers, taps))
 
     def rewind(self, state: D2SDState, length: int) -> None:
-        for trials in (state.trials, state.further):
-            trials.forget()
         self._first.rewind(state.first, length)
         if not self._once:
             self._second.rewind(state.second, length)
 
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One conditional draft per request, or its first block alone."""
+        for request in requests:
+            request.state.trials.begin()
+            request.state.further.begin()
         blocks = self._first.draft_behind([(_of(r, "first"), ()) for r in requests])
         if self._options.samples:
             return [self._samples(request, block) for request, block in zip(requests, blocks, strict=True)]
@@ -182,7 +184,6 @@ class D2SDDrafter(Weighed, Carded):
         trials, deepest = request.state.further, self._first.max_depth
         whole = len(draft.anchors[()]) == deepest and (request.depth is None or request.depth > deepest)
         if self._options.further == NEVER or not whole:
-            trials.forget()
             return False
         chain, _ = chain_of(draft.anchors[()])
         decided = trials.choose(_mass(draft, tuple(chain)))

@@ -32,19 +32,19 @@ class Way:
 
 @dataclass(slots=True, eq=False)
 class Trials:
-    """A round lasts from one `choose` to the next; `emitted` says what it brought."""
+    """A round lasts from `begin` to `emitted`: what passes between rounds is the caller's."""
 
     clock: Callable[[], float] = perf_counter
     ways: list[list[Way]] = field(default_factory=lambda: [[Way(), Way()] for _ in range(BUCKETS)])
-    _running: tuple[Way, float] | None = None
-    _tokens: int = 0
+    _start: float = 0.0
+    _running: Way | None = None
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._start, self._running = self.clock(), None
 
     def choose(self, chance: float) -> bool:
-        """Whether to do it in the round that begins, in which it helps with probability `chance` or so."""
-        now = self.clock()
-        if self._running is not None and self._tokens:
-            way, start = self._running
-            way.learn(self._tokens, now - start)
+        """Whether to do it in this round, in which it helps with probability `chance` or so."""
         pair = self.ways[min(int(chance * BUCKETS), BUCKETS - 1)]
         without, with_it = pair
         rounds = without.seen + with_it.seen
@@ -52,13 +52,11 @@ class Trials:
             done = with_it.seen <= without.seen
         else:
             done = with_it.rate > without.rate
-        self._running, self._tokens = (pair[done], now), 0
+        self._running = pair[done]
         return done
 
     def emitted(self, tokens: int) -> None:
-        """The round committed so many tokens."""
-        self._tokens += tokens
-
-    def forget(self) -> None:
-        """The round that runs is not one to learn from."""
+        """The round, if one runs, committed so many tokens."""
+        if self._running is not None:
+            self._running.learn(tokens, self.clock() - self._start)
         self._running = None

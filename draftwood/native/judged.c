@@ -4,6 +4,7 @@
 
 #define MEMORY 0.99  // as in pool_weights.py, like the others: UNHEARD is its NEVER, RATE its STEP
 #define UNHEARD 1e-4
+#define LEAST 0.1
 #define RATE 0.005
 #define STEEP 8.0
 #define LOWEST_A 0.3
@@ -34,7 +35,8 @@ static void credit(const Opinion *said, double *p, int64_t token) {
     int32_t edge = find(said->text, said->state, (int32_t)token);
     double own = edge < 0 ? 0.0 : likely(said, edge), share = share_of(said->evidence);
     double by = share * own / (share * own + (1.0 - share) * fmax(p[0], UNHEARD));
-    said->evidence[0] = MEMORY * said->evidence[0] + 1.0 - by, said->evidence[1] = MEMORY * said->evidence[1] + by;
+    said->evidence[0] = MEMORY * said->evidence[0] + 1.0 - by;
+    said->evidence[1] = fmax(MEMORY * said->evidence[1] + by, LEAST);
     for (int64_t i = 0; i < 2; i++) p[i] += share * (own - p[i]);
 }
 

@@ -204,10 +204,13 @@ def test_what_does_not_pay_is_left_out(pays: bool) -> None:
     now, chosen = 0.0, []
     trials = Trials(clock=lambda: now)
     for _ in range(200):
+        trials.begin()
         done = trials.choose(0.5)
         chosen.append(done)
-        trials.emitted(3 + (done and pays))
         now += 0.035 if done else 0.030
+        trials.emitted(3 + (done and pays))
+        now += 1.0 if done == pays else 0.0  # the caller's, which the better way must not be charged with
+        trials.emitted(1)  # of a round without a draft
     assert chosen[: 2 * LOOKS].count(True) == LOOKS, "both are tried"
     assert (np.mean(chosen[20:]) > 0.9) == pays and 0.0 < np.mean(chosen[20:]) < 1.0, "and looked at again"
 

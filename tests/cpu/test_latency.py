@@ -378,6 +378,23 @@ def test_what_one_more_position_takes_is_learned_from_drafts_of_different_depths
     assert restored.costs(8, 100).position_s == pytest.approx(costs.position_s, rel=0.1)
 
 
+def test_what_a_long_life_taught_is_found_again() -> None:
+    latency = model()
+    for _ in range(20):
+        latency.observe(a_round(4, 0.02))
+    young = json.dumps(latency.to_json())
+    learned = latency._learned
+    for part in (learned.plain_host, learned.host, learned.position, learned.draft_at(100), learned.verify_at(100)):
+        for name in ("seen", "_seen"):
+            if hasattr(part, name):
+                setattr(part, name, getattr(part, name) * 1e8)
+    restored = model()
+    restored.restore(json.loads(json.dumps(latency.to_json())))
+    again = model()
+    again.restore(json.loads(young))
+    assert restored.costs(8, 100).round_s.tolist() == again.costs(8, 100).round_s.tolist()
+
+
 def test_drafts_that_are_all_as_deep_say_nothing_of_what_a_position_takes() -> None:
     latency = model()
     for factor in (1.0, 1.1, 0.9, 50.0) * 10:

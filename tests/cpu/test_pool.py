@@ -141,6 +141,22 @@ def matches(texts: list[list[int]]) -> list[Matches]:
     return found
 
 
+def test_an_opinion_that_was_long_of_no_use_is_heard_again() -> None:
+    """As soon after ten thousand useless choices as after a thousand."""
+    kept = []
+    for useless in (1_000, 10_000):
+        weights, opinion = Weights(), Opinion(("text", 0, 0), 0.5, {})
+        for _ in range(useless):
+            weights.credit(opinion, 0.5, 0.0)
+        assert 0 < weights.share(opinion) < 0.01
+        choices = 0
+        while weights.share(opinion) < 0.5:
+            weights.credit(opinion, 0.3, 0.9)
+            choices += 1
+        kept.append(choices)
+    assert kept[0] == kept[1] < 500
+
+
 TEXT = st.lists(st.integers(0, V - 1), min_size=1, max_size=80)
 COSTS = st.floats(0.1, 8.0) | st.just(math.inf)
 
