@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from draftwood import registry
 from draftwood.config import config
@@ -45,11 +44,9 @@ def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -
     parts = target.name, *path, drafter.name if drafter else "none", target.dtype, machine.name
     name = ", ".join(map(str, parts))
     learned = cached_file(folder, "learned", name)
-    known: dict[str, Any] = {}
-    with contextlib.suppress(BadInput):  # absent or damaged: learned anew, like what was kept of either
-        known = read_json(learned)
-    with contextlib.suppress(BadInput):
-        latency.restore(known)
-    with contextlib.suppress(BadInput):
-        engine.recall(known.get("acceptance", []))
+    known = read_json(learned)
+    known = known if isinstance(known, dict) else {}
+    for restore, kept in ((latency.restore, known), (engine.recall, known.get("acceptance", []))):
+        with contextlib.suppress(BadInput):  # absent or damaged: learned anew
+            restore(kept)
     return engine

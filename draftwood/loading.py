@@ -54,7 +54,9 @@ def load_target(
         model = group.every(lambda: _from_pretrained(AutoModelForCausalLM, name, dtype=kind, **options))
         return ShardedTarget(model, name, group, path, width_invariant)
     model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
-    return Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
+    target = Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
+    target.trusts_code = trust_remote_code
+    return target
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

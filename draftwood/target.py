@@ -85,6 +85,7 @@ class Target:
         self.path = choose_path(model, name, path, pack, width_invariant)
         self.attach()
         self.tap_layers: tuple[int, ...] = ()
+        self.trusts_code = False  # whether a drafter's model may bring code of its own, too
         self.tap(tap_layers)
         try:
             check_tree_attention(self)

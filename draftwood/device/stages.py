@@ -77,7 +77,8 @@ class Stages:
     def propose(self, ahead: Ahead | None = None) -> Candidates:
         """`depth` times K candidates, those that noise `ahead` favours."""
         assert self.drafter is not None
-        return self.drafter.draft(self._state.root, self._state.length, self._candidates, ahead)
+        draft = self.drafter.draft(self._state.root, self._state.length, self._candidates, ahead)
+        return draft.filled(self._candidates)
 
     @torch.inference_mode()
     def grow(self, draft: Candidates, ahead: Ahead | None = None) -> None:

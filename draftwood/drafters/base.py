@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from draftwood.latency import Work
 from draftwood.noise import Ahead
@@ -65,6 +66,15 @@ class Candidates:
     tokens: torch.Tensor  # [D, K]
     logp: torch.Tensor  # [D, K]
     pairs: torch.Tensor | None = None  # [D - 1, K, K]
+
+    def filled(self, width: int) -> Candidates:
+        """With `width` candidates of each depth; those that a small head could not name are impossible."""
+        more = width - self.tokens.shape[1]
+        if more <= 0:
+            return self
+        logp = F.pad(self.logp, (0, more), value=-torch.inf)
+        pairs = None if self.pairs is None else F.pad(self.pairs, (0, more, 0, more), value=-torch.inf)
+        return Candidates(F.pad(self.tokens, (0, more)), logp, pairs)
 
 
 class Placed(Protocol):

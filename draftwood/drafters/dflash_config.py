@@ -159,6 +159,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
+    if keys.real("output_multiplier", 1.0) != 1:
+        raise keys.wrong("output_multiplier", "1, which is all that draftwood runs")
     if config.head_dim % 2:
         raise keys.wrong("head_dim", "an even number")
     return config

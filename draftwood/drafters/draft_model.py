@@ -59,7 +59,8 @@ class DraftModel:
         if not name:
             raise BadModel("No draft model was named; write draft-model:FOLDER or draft-model:OWNER/NAME.")
         options = parse(Options, "draft-model", rest)
-        model = load_target(name, str(target.dtype).removeprefix("torch."), str(target.device))
+        kind, place = str(target.dtype).removeprefix("torch."), str(target.device)
+        model = load_target(name, kind, place, trust_remote_code=target.trusts_code)
         check_same_tokens(model, target)
         return cls(model, options, f"draft-model:{argument}")
 

@@ -8,22 +8,16 @@ from torch import Tensor
 
 from draftwood.native.candidates import likeliest, takes
 from draftwood.noise import Ahead
-from draftwood.tree import Lattice
 
 CHUNK = 64  # tokens per first-stage maximum; 32 to 256 are within 2x of each other for K up to 64
 
 
-def lattice_of(logits: Tensor, width: int, ids: Tensor | None = None) -> Lattice:
-    """`Lattice` [D, min(width, V)] of logits `[D, V]`, normalised over all of V in at least float32.
+def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tokens and float32 log-probabilities `[D, min(width, V)]` of logits `[D, V]`, normalised over V in at least
+    float32.
 
     With `ids` `[V]` the logits are of these tokens only, and so are the log-probabilities.
     """
-    tokens, logp = candidates(logits, width, ids)
-    return Lattice(tokens.cpu().numpy(), logp.cpu().numpy())
-
-
-def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Tokens and float32 log-probabilities of that lattice, still on the device."""
     rows, logp = head_rows(logits, width, ids)
     return named(rows, ids), logp
 

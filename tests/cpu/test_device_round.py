@@ -218,6 +218,12 @@ def test_the_drafter_gets_the_taps_of_what_was_committed(target: Target, truth: 
         torch.testing.assert_close(placed.taps[: len(known)], expected)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_head_of_fewer_tokens_than_a_policy_asks_for(target: Target, truth: list[int], rank: int) -> None:
+    drafter = tiny_dflash(target, draft_tokens=sorted({truth[1], truth[2]}), rank=rank)
+    assert text(list(engine(target, drafter, "ddtree:30").run(PROMPT, 20))) == truth[:20]
+
+
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernel needs its interpreter here")
 @pytest.mark.parametrize("policy", ["dflash", "ddtree:9", "bastion:9"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_sliding"])

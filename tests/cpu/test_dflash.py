@@ -23,10 +23,11 @@ from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import PENDING, DFlashDrafter
 from draftwood.drafters.dflash_config import parse_config
 from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
-from draftwood.drafters.lattice import lattice_of
+from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput, BadModel
 from draftwood.noise import Ahead, keys
 from draftwood.packing import linear
+from draftwood.tree import Lattice
 from draftwood.trellis import Block, Trellis
 
 HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
@@ -512,7 +513,7 @@ def test_work_grows_with_the_context_until_the_window_is_full(tmp_path: Path) ->
 def test_lattice_is_the_exact_top_k(vocab: int, width: int, seed: int, coarse: bool) -> None:
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * 4
     logits = logits.round() if coarse else logits  # ties
-    found = lattice_of(logits.bfloat16(), width)
+    found = Lattice(*(part.numpy() for part in candidates(logits.bfloat16(), width)))
     expected = torch.log_softmax(logits.bfloat16().double(), -1)
     assert found.tokens.shape == (3, min(width, vocab)) and found.tokens.max() < vocab
     assert all(len(set(row)) == len(row) for row in found.tokens.tolist())
@@ -528,6 +529,7 @@ REFUSED_CONFIGS = {
     "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "mask_token_id"),
     "text for a number": ({"hidden_size": "24"}, "hidden_size = '24'"),
     "tiny block": ({"block_size": 1}, "block_size = 1"),
+    "a factor of its own": ({"output_multiplier": 0.5}, "output_multiplier = 0.5 instead of 1"),
     "odd heads": ({"num_key_value_heads": 3}, "num_key_value_heads"),
     "layer types": ({"layer_types": ["full_attention"]}, "layer_types"),
     "linear attention": ({"layer_types": ["linear_attention"] * 2}, "layer_types"),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwood import assemble, cli
+from draftwood import assemble, cli, registry
+from draftwood.errors import BadModel
 from draftwood.latency import Machine
+from draftwood.loading import load_target
 from tests.reference import byte_tokenizer, tiny_model
 
 CODE = """
@@ -73,6 +75,17 @@ def test_code_runs_where_it_is_asked_for(
     assert sentence.startswith("draftwood: ") and "--trust-remote-code" in sentence
     assert not (tmp_path / "modules").exists()
     assert not ended([*given, "--trust-remote-code"]), capsys.readouterr().err
+
+
+def test_a_draft_models_code_runs_where_the_targets_may(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    target = load_target(str(folder), "float32", trust_remote_code=True)
+    assert registry.drafter(f"draft-model:{folder}", target).max_depth == 5
+    target.trusts_code = False
+    with pytest.raises(BadModel, match="--trust-remote-code"):
+        registry.drafter(f"draft-model:{folder}", target)
 
 
 def ended(args: list[str]) -> object:
