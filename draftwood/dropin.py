@@ -3,21 +3,28 @@
     generate = draftwood.custom_generate(drafter="z-lab/Qwen3-8B-DFlash-b16")
     model.generate(**inputs, max_new_tokens=256, custom_generate=generate)
 
-transformers prepares its logits processors and stopping criteria as always; they are applied at every node of
-the tree along its path, so the output is what `generate` would give: the same tokens when greedy, the same
-distribution when sampling. transformers passes no streamer on to a custom decoding method; to stream, use
-`draftwood.load`.
+transformers prepares its logits processors and stopping criteria as always. Temperature, top-k, top-p and min-p are
+draftwood's own parameters, all other processors are applied at every node of the tree along its path, so the output is
+what `generate` would give: the same tokens when greedy, the same distribution when sampling. transformers passes no
+streamer on to a custom decoding method; to stream, use `draftwood.load`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from draftwood import registry
 from draftwood.assemble import build_engine
@@ -26,6 +33,12 @@ from draftwood.errors import BadInput
 from draftwood.sampling import Rule, Sampling
 from draftwood.target import Target
 
+WARPERS = {  # the parameter that each of them has, in the order in which they apply
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
 HARMLESS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "logits_to_keep")
 NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -61,12 +74,11 @@ class CustomGenerate:
     def _generate(self, model: PreTrainedModel, input_ids: Tensor, processor: Any, criteria: Any, config: Any) -> Any:
         model.eval()
         engine = self._engine_of(model)
-        sampling, heat = Sampling(), config.temperature or 1.0
-        if config.do_sample:  # the processors already hold temperature, top-k and the rest
-            sampling = Sampling(temperature=1.0, seed=int(torch.randint(2**62, (1,))))
+        sampling, rule = drawing(processor, config.do_sample, input_ids.device)
         engine.target.attach()
         try:
-            ids = self._run(engine, input_ids, processor, criteria, sampling, heat)
+            heat = (config.temperature or 1.0) if rule else None
+            ids = self._run(engine, input_ids, criteria, sampling, rule, heat)
         finally:
             engine.target.release()
         if not config.return_dict_in_generate:
@@ -74,13 +86,13 @@ class CustomGenerate:
         return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids))
 
     def _run(
-        self, engine: Engine, ids: Tensor, processor: Any, criteria: Any, sampling: Sampling, heat: float
+        self, engine: Engine, ids: Tensor, criteria: Any, sampling: Sampling, rule: Rule | None, heat: float | None
     ) -> Tensor:
         prompt = ids[0].tolist()
         room = engine.target.context_limit - len(prompt)
         limit = getattr(criteria, "max_length", None)
         new_tokens = min(room, limit - len(prompt)) if limit else room
-        for step in engine.run(prompt, new_tokens, sampling, rule=_rule(processor, ids.device), heat=heat):
+        for step in engine.run(prompt, new_tokens, sampling, rule=rule, heat=heat):
             for token in step.tokens:
                 fresh = torch.tensor([[token]], device=ids.device)
                 ids = torch.cat([ids, fresh], dim=1)
@@ -117,6 +129,28 @@ def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
     wanted = [name for name in NOT_GIVEN if getattr(config, name, None)]
     if wanted:
         raise BadInput(f"draftwood gives the text alone; leave out {', '.join(wanted)}.")
+
+
+def drawing(processor: Any, samples: bool, device: torch.device) -> tuple[Sampling, Rule | None]:
+    """How to draw as `generate` would: by our own parameters where its processors are these, else by a rule of them."""
+    seed = int(torch.randint(2**62, (1,))) if samples else 0
+    own = _own_parameters(processor)
+    if own is not None and (samples or not own):
+        return replace(Sampling(float(samples), seed=seed), **own), None  # type: ignore[arg-type]
+    return Sampling(float(samples), seed=seed), _rule(processor, device)
+
+
+def _own_parameters(processor: Any) -> dict[str, float] | None:
+    """The parameters of `Sampling` that processors stand for, if in its order; None: they do something else."""
+    found: dict[str, float] = {}
+    left = iter(WARPERS.items())
+    for one in processor:
+        name = next((name for kind, name in left if type(one) is kind), None)
+        kept, filled = getattr(one, "min_tokens_to_keep", 1), getattr(one, "filter_value", -torch.inf)
+        if name is None or kept != 1 or filled != -torch.inf:
+            return None
+        found[name] = getattr(one, name)
+    return found
 
 
 def _rule(processor: Any, device: torch.device) -> Rule:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.attention.args import AttentionArgs, Backend
+from draftwood.errors import first_line
 
 FORMATS = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
@@ -47,6 +48,19 @@ def missing(device: torch.device) -> str | None:
         return "triton is not installed"
     if shutil.which("gcc") is None and shutil.which("clang") is None:
         return "Triton needs a C compiler, and neither gcc nor clang is installed"
+    return _failure(device)
+
+
+def _failure(device: torch.device) -> str | None:
+    """Why not even a small kernel runs: Python's headers are missing, its cache cannot be written …"""
+    from draftwood.attention.triton_rows import rows_attention
+
+    query = torch.zeros(1, 1, 16, dtype=torch.bfloat16, device=device)
+    keys = query.expand(1, 16, 16)[None].contiguous()
+    try:
+        rows_attention(query, keys, keys, torch.zeros(1, dtype=torch.int64, device=device), 1.0).sum().item()
+    except Exception as error:  # whatever compilers and drivers raise
+        return f"a first kernel failed ({first_line(error)})"
     return None
 
 

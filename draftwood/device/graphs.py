@@ -6,6 +6,7 @@ one pool because no two of them run at the same time and nothing of theirs outli
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST = 64  # graphs kept, the longest unused go first: each one holds its kernels' parameters
+MOST = 128  # graphs kept, the longest unused go first: each one holds its kernels' parameters
 WARM_UPS = 2  # runs before a capture: kernels are chosen and compiled in them
 
+LOG = logging.getLogger("draftwood")
 Stage = Callable[[], object]
 
 
@@ -32,6 +34,7 @@ class Graphs:
         self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
         self._pool: Any = None  # of the first capture
         self.nbytes = 0  # device memory that captures took
+        self.short = False  # whether a capture found too little of it, after which stages run as they are
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -43,7 +46,16 @@ class Graphs:
         if key not in self._graphs:
             if len(self._graphs) == MOST:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = self._capture(stage, changing)
+            try:
+                self._graphs[key] = self._capture(stage, changing)
+            except torch.OutOfMemoryError:
+                self.clear()
+                self._captures, self.short = False, True
+                LOG.warning(
+                    "Memory ran out while CUDA graphs were captured; rounds run without them, and slower. Free some "
+                    "memory of the device and load the model again."
+                )
+                return
         self._graphs.move_to_end(key)
 
     def run(self, key: Hashable, stage: Stage) -> None:

@@ -11,9 +11,10 @@ width, does the device have to wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -37,6 +38,9 @@ from draftwood.tree import Tree
 
 MOST_STAGES = 16  # kinds of trees that buffers and graphs are kept for; a client may name any number
 LEAST_CAPACITY = 512  # tokens; capacities are powers of two, so that few requests need new buffers and graphs
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Device:
@@ -62,9 +66,8 @@ class Device:
             return f"the policy {policy.name} keeps the whole likeliest chain, which is grown on the host"
         if rule is not None:
             return "logits processors run on the host"
-        device = self._target.device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            return f"{device} is not PyTorch's current device"  # streams and events would be another's
+        if self.graphs.short:
+            return "there was too little memory for its CUDA graphs"
         if self.busy:
             return "another answer of this engine is being written on the device"
         return None
@@ -124,6 +127,17 @@ class Device:
         return State(kv, target.vocab_size, placed, (owed, len(self._drafter.tap_layers) * target.hidden_size))
 
 
+def _there(method: Callable[Concatenate[DeviceRounds, P], T]) -> Callable[Concatenate[DeviceRounds, P], T]:
+    """With the target's device as PyTorch's current one, whose streams and events are meant where none is named."""
+
+    @wraps(method)
+    def run(self: DeviceRounds, *args: P.args, **more: P.kwargs) -> T:
+        with torch.cuda.device(self.index):
+            return method(self, *args, **more)
+
+    return run
+
+
 class DeviceRounds:
     """One request's rounds on `device`: a batch of one."""
 
@@ -131,11 +145,13 @@ class DeviceRounds:
 
     def __init__(self, device: Device, target: Target) -> None:
         self._device, self._target = device, target
+        self.index = target.device.index if target.device.type == "cuda" else -1  # PyTorch's for none
 
     @property
     def widths(self) -> tuple[int, ...]:
         return self._stages.widths
 
+    @_there
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         assert not self._device.busy and prefix is None, "buffers are for one request, from its first token on"
         policy, self._request = request.policy, request
@@ -155,9 +171,11 @@ class DeviceRounds:
     def leave(self, request: Request) -> None:
         self._device.close()
 
+    @_there
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
         return [self._propose(asked, clock) for asked in drafts]
 
+    @_there
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         (part,) = parts
         if part.known:
@@ -165,6 +183,7 @@ class DeviceRounds:
         else:
             self._verify(part.tree)
 
+    @_there
     def settle(self, clock: Clock) -> list[Verdict | None]:
         if not isinstance(self._verified, Tree):
             return [None if self._verified is None else Verdict([], [], self._verified)]

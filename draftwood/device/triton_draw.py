@@ -36,6 +36,7 @@ def _noisiest(scores, keys, most, places, size, BLOCK: tl.constexpr):
     bits = (words ^ (words >> 31)) >> REST
     uniform = (bits.to(tl.float64) + 0.5) * UNIT
     total = score - tl.log(-tl.log(uniform))
+    total = tl.where(total == total, total, float("inf"))  # what is not a number is the largest, as for torch
     best = tl.max(total, 0)
     tl.store(most + row * tl.num_programs(1) + block, best)
     tl.store(places + row * tl.num_programs(1) + block, tl.min(tl.where(total == best, place, size), 0).to(tl.int64))

@@ -62,6 +62,9 @@ def test_a_kernel_draws_the_same(size: int) -> None:
     under = torch.from_numpy(keys(4, 0, 9))
     assert by_kernel(scores, under).tolist() == noisiest(scores, under).tolist()
     assert by_kernel(scores.float(), under).tolist() == noisiest(scores.float(), under).tolist()
+    scores[0] = torch.nan
+    scores[1, size // 2] = torch.nan
+    assert by_kernel(scores, under).tolist() == noisiest(scores, under).tolist()
 
 
 def test_rows_in_several_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,25 @@ def test_the_least_used_graph_goes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(graphs) == 0
 
 
+def test_without_memory_for_graphs_rounds_run_as_they_are(
+    target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = engine(target, Tabled(Noisy("noisy")))
+    made.device.graphs._captures, captured = True, []
+
+    def capture(self: Graphs, stage: object, changing: object) -> object:
+        captured.append(stage)
+        if len(captured) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return object()
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    assert text(list(made.run(PROMPT, 12))) == truth[:12]
+    assert len(captured) == 3 and len(made.device.graphs) == 0
+    assert [record.message for record in caplog.records if "CUDA graphs" in record.message]
+    assert "too little memory for its CUDA graphs" in (made.device.declines(made.policy, None) or "")
+
+
 # --- the same rounds ------------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 import draftwood
+from draftwood.dropin import drawing
 from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel
 from draftwood.sampling import Sampler, Sampling
@@ -59,12 +67,48 @@ def test_drafts_foresee_draws_by_the_temperature_of_the_processors(model, monkey
     monkeypatch.setattr(
         Engine, "run", lambda self, *args, **options: heats.append(options["heat"]) or run(self, *args, **options)
     )
-    for options in ({}, {"temperature": 0.4}):
+    for options in ({"typical_p": 0.9}, {"typical_p": 0.9, "temperature": 0.4}, {"temperature": 0.4}):
         model.generate(
             IDS, do_sample=True, max_new_tokens=3, custom_generate=draftwood.custom_generate("ngram"), **options
         )
-    assert heats == [1.0, 0.4]
+    assert heats == [1.0, 0.4, None], "the last one is a parameter, which says so itself"
     assert Sampler(Sampling(1.0), IDS[0].tolist(), heat=0.4).ahead(2).heat == 0.4
+
+
+@pytest.mark.parametrize(
+    "warpers",
+    [
+        [],
+        [TemperatureLogitsWarper(0.6)],
+        [TopKLogitsWarper(9), TopPLogitsWarper(0.8)],
+        [TemperatureLogitsWarper(1.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
+    ],
+)
+def test_the_usual_processors_are_parameters_of_the_same_distribution(warpers: list) -> None:
+    sampling, rule = drawing(LogitsProcessorList(warpers), True, torch.device("cpu"))
+    scores = 3 * torch.randn(200, generator=torch.Generator().manual_seed(1))
+    theirs = LogitsProcessorList(warpers)(IDS, scores[None])[0].double().softmax(-1)
+    ours = Sampler(sampling, IDS[0].tolist(), rule).process(scores).double().softmax(-1)
+    assert rule is None and sampling.temperature > 0
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("processors", "samples"),
+    [
+        ([TopKLogitsWarper(9), TemperatureLogitsWarper(0.6)], True),  # in another order
+        ([TemperatureLogitsWarper(0.6), TemperatureLogitsWarper(0.6)], True),
+        ([TopPLogitsWarper(0.9, min_tokens_to_keep=3)], True),
+        ([TopKLogitsWarper(9, filter_value=-100.0)], True),
+        ([TypicalLogitsWarper(0.9)], True),
+        ([TopKLogitsWarper(9)], False),
+    ],
+)
+def test_all_others_are_applied_as_they_are(processors: list, samples: bool) -> None:
+    sampling, rule = drawing(LogitsProcessorList(processors), samples, torch.device("cpu"))
+    assert rule is not None and sampling.temperature == float(samples) and sampling.top_k == 0
+    scores = torch.randn(50)
+    assert rule([1, 2], scores).tolist() == LogitsProcessorList(processors)(IDS, scores[None])[0].tolist()
 
 
 def test_the_output_record(model) -> None:
