@@ -295,22 +295,33 @@ class Recorder(TorchDispatchMode):
 
 
 class ReplayedGraphs(Graphs):
-    """CUDA graphs on a CPU: what a stage did when it was captured is all that it will ever do."""
+    """CUDA graphs on a CPU: what a stage did when it was captured is all that it will ever do.
 
-    def __init__(self, device: torch.device) -> None:
+    With `late` a stage is captured when it first runs: most of a policy's widths never do.
+    """
+
+    def __init__(self, device: torch.device, late: bool = False) -> None:
         super().__init__(device)
         self.recorded: dict[object, Recorder] = {}
+        self._late, self._changing = late, ()
 
     def prepare(self, key, stage, changing) -> None:
-        if key not in self.recorded:
-            before = [tensor.clone() for tensor in changing]
-            with Recorder() as self.recorded[key]:
-                stage()
-            for tensor, old in zip(changing, before, strict=True):
-                tensor.copy_(old)
+        self._changing = changing
+        if not self._late:
+            self._record(key, stage)
 
     def run(self, key, stage) -> None:
+        self._record(key, stage)
         self.recorded[key].replay()
+
+    def _record(self, key, stage) -> None:
+        if key in self.recorded:
+            return
+        before = [tensor.clone() for tensor in self._changing]
+        with Recorder() as self.recorded[key]:
+            stage()
+        for tensor, old in zip(self._changing, before, strict=True):
+            tensor.copy_(old)
 
     def clear(self) -> None:
         self.recorded.clear()

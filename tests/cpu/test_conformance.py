@@ -72,10 +72,10 @@ def latency_of(target: Target) -> LatencyModel:
     return LatencyModel(Machine("made-up", peak=1e13, bandwidth=1e9, launch_s=1e-9), target.work, None)
 
 
-def engine(target: Target, drafter, policy: str, backend: str = "host") -> Engine:
-    """On the device, stages are recorded once and replayed, as CUDA graphs are."""
+def engine(target: Target, drafter, policy: str, backend: str = "host", late: bool = True) -> Engine:
+    """On the device, stages are recorded once and replayed, as CUDA graphs are; unless `late`, all of them."""
     made = Engine(target, drafter, registry.policy(policy), latency_of(target), backend=backend)
-    made.device.graphs = ReplayedGraphs(target.device)
+    made.device.graphs = ReplayedGraphs(target.device, late)
     assert made.backend().name == backend
     return made
 
@@ -174,7 +174,8 @@ ON_DEVICE: dict[str, Callable] = {
 def on_device(drafter: str, policy: str, of: str, known: str) -> Engine:
     """For all ways of drawing, since stages are captured once; a truthful drafter knows the text drawn in one."""
     target = target_of(of)
-    return engine(target, ON_DEVICE[drafter](target, PROMPT + truth_of(of, known)), policy, "device")
+    made = ON_DEVICE[drafter](target, PROMPT + truth_of(of, known))
+    return engine(target, made, policy, "device", late=drafter != "dflash")  # once for all widths
 
 
 # How a token is drawn does not depend on the family, so the second one needs fewer ways of drawing.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import replace
 from math import isnan
@@ -161,7 +163,8 @@ def test_tokens_of_a_whole_part_see_each_other(rows: int, window: int | None) ->
         torch.testing.assert_close(found.double(), seen, rtol=2**-7, atol=2e-3)
 
 
-EMULATED = ("-DTILES", "-include", str(Path(__file__).with_name("emulated_tiles.h")), "-fopenmp")
+# Not `-O3`, which takes half a minute for what no processor runs.
+EMULATED = ("-DTILES", "-include", str(Path(__file__).with_name("emulated_tiles.h")), "-fopenmp", "-O1")
 FORMS = {
     "narrow vectors": ("-mavx2", "-mfma", "-mno-avx512f", "-fopenmp"),
     "any processor": (),
@@ -260,6 +263,30 @@ def test_models_they_do_not_serve_are_told_why(monkeypatch: pytest.MonkeyPatch) 
     assert "DRAFTWOOD_COMPILE" in target.path.native and target.path.kind == "lean"
 
 
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[object, Path]:
+    """By their flags, what compilers made in tests that are about something else."""
+    return {None: tmp_path_factory.mktemp("drafts")}
+
+
+@pytest.fixture
+def quickly(drafts: dict[object, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled for one test is copied for the next one."""
+    compile = building._compile
+
+    def copied(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
+        flags = compiler, *building.FLAGS, *variant
+        if flags not in drafts:
+            if said := compile(compiler, variant, draft):
+                return said
+            drafts[flags] = shutil.copy(draft, drafts[None] / f"{len(drafts)}.so")
+        else:
+            shutil.copy(drafts[flags], draft)
+        return None
+
+    monkeypatch.setattr(building, "_compile", copied)
+
+
 @compiled
 def test_compiled_once_and_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(tmp_path, "some processor")
@@ -294,6 +321,7 @@ def test_a_compiler_that_is_ended_is_not_asked_again(tmp_path: Path, monkeypatch
 
 
 @compiled
+@pytest.mark.usefixtures("quickly")
 def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truths = iter([False, True, False, False])
     monkeypatch.setattr(building, "can", lambda _: False)
@@ -303,6 +331,7 @@ def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypa
 
 
 @compiled
+@pytest.mark.usefixtures("quickly")
 def test_a_variant_that_does_not_compile_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a processor has matrix units, and the compiler does not know them."""
     monkeypatch.setattr(building, "VARIANTS", ((), ("-include", "nowhere.h")))
@@ -313,6 +342,7 @@ def test_a_variant_that_does_not_compile_leaves_the_others(tmp_path: Path, monke
 
 
 @compiled
+@pytest.mark.usefixtures("quickly")
 def test_a_library_that_does_not_serve_here_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = build(tmp_path, "some processor").library, tmp_path / "other"
     assert first is not None
