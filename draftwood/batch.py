@@ -19,11 +19,12 @@ from typing import NamedTuple
 from draftwood.accept import Likelihood, Verdict
 from draftwood.choosing import Chooser, Load
 from draftwood.clock import Clock
+from draftwood.drafting import Proposal, ran
 from draftwood.latency import LatencyModel
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import PREFILL_CHUNK, Prefix, Proposal, Rounds, ran
+from draftwood.rounds import PREFILL_CHUNK, Prefix, Rounds
 from draftwood.timings import Timings
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
+from draftwood.drafting import Proposal, ran
 from draftwood.latency import LatencyModel
 from draftwood.native.chances import quickest
 from draftwood.offline_profile import ConvexCosts
 from draftwood.policies.base import OPTIMISM, Costs, Joint, Policy
 from draftwood.request import Request
-from draftwood.rounds import Proposal, Rounds, ran
+from draftwood.rounds import Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftwood.acceptance import AcceptanceModel, temperature_bucket
 from draftwood.batch import Batch, Keep, Step
+from draftwood.device.hosted import HostedRounds
 from draftwood.device.rounds import Device, DeviceRounds
 from draftwood.drafters.base import Drafter, Learner
 from draftwood.errors import BadInput, check_one_of
@@ -154,7 +155,7 @@ class Engine:
 
         `keep` gets what the caches hold of each request that leaves.
         """
-        return self._batch(HostRounds(self.target, self.drafter), keep)
+        return self._batch(HostRounds(self.target, self.drafter), "host", keep)
 
     def request(
         self,
@@ -210,12 +211,13 @@ class Engine:
     def batch_of_one(self, policy: Policy, rule: Rule | None, keep: Keep = lambda request, prefix: None) -> Batch:
         """Rounds for a single request, where they run best."""
         if self.backend(policy, rule).name == "device":
-            return self._batch(DeviceRounds(self.device, self.target), keep)
+            made = HostedRounds if self.device.hosted else DeviceRounds
+            return self._batch(made(self.device, self.target), "device", keep)
         return self.batch(keep)
 
-    def _batch(self, rounds: Rounds, keep: Keep = lambda request, prefix: None) -> Batch:
+    def _batch(self, rounds: Rounds, backend: str, keep: Keep) -> Batch:
         # Captured rounds take a half or a third of eager ones, which a device's engine runs for some requests, too.
-        prices = partial(self.latency_of, backend="device" if rounds.ahead else "host")
+        prices = partial(self.latency_of, backend=backend)
         return Batch(rounds, self.drafter is not None, prices, self._offline, keep, self.target.group.decide)
 
 

@@ -17,13 +17,14 @@ from draftwood.batch import Batch
 from draftwood.bench.loads import Load
 from draftwood.choosing import mean_context
 from draftwood.clock import Clock
+from draftwood.drafting import Proposal, grown
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled, drafts_work
 from draftwood.latency import LatencyModel, Work
 from draftwood.limits import asked
 from draftwood.policies.base import Costs, Policy
 from draftwood.request import Part, Request
-from draftwood.rounds import Prefix, Proposal, grown
+from draftwood.rounds import Prefix
 from draftwood.sampling import Sampler, Sampling
 from draftwood.simulate import Script
 from draftwood.trace import Round

@@ -17,6 +17,24 @@ def sent(values: Sequence[float] | NDArray[Any], device: torch.device) -> Tensor
     return (here.pin_memory() if device.type == "cuda" else here).to(device, non_blocking=True)
 
 
+class Post:
+    """Rows of numbers on the device, filled from the host without anybody waiting for anybody.
+
+    Who fills them again has heard that the device is done with the ones before.
+    """
+
+    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self.buffer = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._host = torch.zeros_like(self.buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._rows = self._host.numpy()
+
+    def fill(self, rows: Sequence[NDArray[Any]], rest: Sequence[int]) -> None:
+        """Start the copy of `rows`, of any length up to the buffer's; behind their ends stands `rest`."""
+        for to, row, padding in zip(self._rows, rows, rest, strict=True):
+            to[: len(row)], to[len(row) :] = row, padding
+        self.buffer.copy_(self._host, non_blocking=True)
+
+
 class Mail:
     """A buffer on the device with a copy on the host, sent without anybody waiting for anybody."""
 

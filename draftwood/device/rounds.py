@@ -24,14 +24,16 @@ from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
 from draftwood.device.state import OWED, State
 from draftwood.drafters.base import Drafter, Placeable
+from draftwood.drafting import Proposal
 from draftwood.errors import BadInput
 from draftwood.grow import Growth
 from draftwood.lean import Lean
 from draftwood.memory import require_request
+from draftwood.plan import Verified
 from draftwood.policies.base import Policy
 from draftwood.request import Part, Request
 from draftwood.rotary import Rotary
-from draftwood.rounds import Prefix, Proposal
+from draftwood.rounds import Prefix
 from draftwood.sampling import Rule
 from draftwood.target import Target
 from draftwood.tree import Tree
@@ -39,6 +41,8 @@ from draftwood.tree import Tree
 MOST_STAGES = 16  # kinds of trees that buffers and graphs are kept for; a client may name any number
 LEAST_CAPACITY = 512  # tokens; capacities are powers of two, so that few requests need new buffers and graphs
 
+Key = tuple[Hashable, ...]
+Make = Callable[[Lean, State], Stages]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -47,9 +51,11 @@ class Device:
     """What rounds on the device share between requests: buffers for one request at a time, stages and their graphs."""
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
-        self._target, self._drafter = target, drafter
+        self._target, self.drafter = target, drafter
+        # Whether trees come from the host, of a drafter that has no form with static buffers.
+        self.hosted = drafter is not None and not isinstance(drafter, Placeable)
         self._state: State | None = None
-        self._stages: dict[tuple[Growth, int], Stages] = {}
+        self._stages: dict[Key, Stages] = {}
         self._rotary: Rotary | None = None
         self.graphs = Graphs(target.device)
         self.busy = False
@@ -58,11 +64,11 @@ class Device:
         """Why the host must run the rounds of a request; None if they can run here."""
         if not isinstance(self._target.path, Lean):
             return f"{self._target.name} takes the {self._target.path.name} path, which cannot be captured"
-        if self._drafter is not None and not isinstance(self._drafter, Placeable):
-            return f"the drafter {self._drafter.name} runs on the host"
-        if not isinstance(policy.grow, Growth):
+        if self.hosted and self.drafter is not None and self.drafter.tap_layers:
+            return f"the drafter {self.drafter.name} reads the target's layers on the host"
+        if not self.hosted and not isinstance(policy.grow, Growth):
             return f"the policy {policy.name} grows its trees with a function of its own"
-        if policy.grow.spine:
+        if not self.hosted and isinstance(policy.grow, Growth) and policy.grow.spine:
             return f"the policy {policy.name} keeps the whole likeliest chain, which is grown on the host"
         if rule is not None:
             return "logits processors run on the host"
@@ -73,12 +79,12 @@ class Device:
         return None
 
     @torch.inference_mode(False)
-    def open(self, policy: Policy, end: int) -> tuple[State, Stages]:
-        """Buffers and stages for one request of at most `end` tokens, until `close`.
+    def open(self, policy: Policy, end: int, key: Key, make: Make) -> tuple[State, Stages]:
+        """Buffers and stages for one request of at most `end` tokens, until `close`; `make` makes those of a `key`.
 
         Raises BadInput if they do not fit into the device's memory.
         """
-        assert isinstance(policy.grow, Growth) and isinstance(self._target.path, Lean)
+        assert isinstance(self._target.path, Lean)
         needed = end + 1 + policy.n_max
         path = self._target.path
         moved = path.rotary is not self._rotary  # the model's owner has moved its weights: graphs read the old ones
@@ -86,12 +92,11 @@ class Device:
             self._state, self._stages = None, {}  # freed before the new ones are made
             self.graphs.clear()
             self._state = self._roomy(needed, 1 + policy.n_max)
-        key = policy.grow, policy.width
         if key not in self._stages:
             if len(self._stages) == MOST_STAGES:
                 self._stages = {}
                 self.graphs.clear()
-            self._stages[key] = Stages(path, self._state, policy.grow, policy.width)
+            self._stages[key] = make(path, self._state)
         self.busy = True
         return self._state, self._stages[key]
 
@@ -112,7 +117,7 @@ class Device:
 
     def _allocate(self, capacity: int, width: int) -> State:
         target, device = self._target, self._target.device
-        require_request(target, self._drafter, capacity, width)
+        require_request(target, self.drafter, capacity, width)
         assert isinstance(target.path, Lean)
         self._rotary = target.path.rotary
         self._rotary.reserve(capacity)
@@ -120,11 +125,18 @@ class Device:
         kv = torch.zeros(
             target.num_layers, 2, shape.kv_heads, capacity, shape.head_dim, dtype=target.dtype, device=device
         )
-        if not isinstance(self._drafter, Placeable):
+        if not isinstance(self.drafter, Placeable):
             return State(kv, target.vocab_size, None, (0, 0))
-        owed = OWED + 1 + self._drafter.max_depth
-        placed = self._drafter.place(capacity + owed)  # all of it is read, the nonsense behind what is owed, too
-        return State(kv, target.vocab_size, placed, (owed, len(self._drafter.tap_layers) * target.hidden_size))
+        owed = OWED + 1 + self.drafter.max_depth
+        placed = self.drafter.place(capacity + owed)  # all of it is read, the nonsense behind what is owed, too
+        return State(kv, target.vocab_size, placed, (owed, len(self.drafter.tap_layers) * target.hidden_size))
+
+
+def stages_of(policy: Policy) -> tuple[Key, Make]:
+    """How stages for a policy are made, and under what they are kept."""
+    grow = policy.grow
+    assert isinstance(grow, Growth)
+    return (grow, policy.width), partial(Stages, growth=grow, width=policy.width)
 
 
 def _there(method: Callable[Concatenate[DeviceRounds, P], T]) -> Callable[Concatenate[DeviceRounds, P], T]:
@@ -155,11 +167,11 @@ class DeviceRounds:
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         assert not self._device.busy and prefix is None, "buffers are for one request, from its first token on"
         policy, self._request = request.policy, request
-        self._state, self._stages = self._device.open(policy, request.end)
+        self._key, make = self._ways(policy)
+        self._state, self._stages = self._device.open(policy, request.end, self._key, make)
         self._state.most.fill_(policy.n_max)
         self._state.cache.rewind(0, 0)
         self._report = self._stages.report
-        self._key = policy.grow, policy.width
         self._begun = False
         self._drafts = False  # whether the stages of this round end with a draft
         self._owed = 0  # tokens that the drafter has not read
@@ -198,13 +210,15 @@ class DeviceRounds:
             self._owed += len(verdict.tokens)
         return [verdict]
 
+    def _ways(self, policy: Policy) -> tuple[Key, Make]:
+        return stages_of(policy)
+
     @torch.inference_mode()
     def _read(self, part: Part) -> int | None:
         """Commit a chunk of the prompt; the token after it if it is the last one."""
         state, request, chunk = self._state, part.request, part.tree.tokens.tolist()
         result = self._target.prefill(chunk, state.cache)
-        if self._stages.drafter is not None and result.taps is not None:
-            self._stages.drafter.extend(result.taps, torch.tensor(request.filled, device=result.taps.device))
+        self._hear(part, result)
         if not part.ends_prompt:
             return None
         sampler = request.sampler
@@ -212,6 +226,11 @@ class DeviceRounds:
         state.reset(sampler.sampling, [*sampler.tokens, token], request.end, request.foresees)
         self._prepare()
         return token
+
+    def _hear(self, part: Part, found: Verified) -> None:
+        """What a drafter learns of a chunk of the prompt."""
+        if self._stages.drafter is not None and found.taps is not None:
+            self._stages.drafter.extend(found.taps, torch.tensor(part.request.filled, device=found.taps.device))
 
     def _propose(self, drafts: bool, clock: Clock) -> Proposal | None:
         if drafts and not self._begun:  # nothing ran ahead of the first round

@@ -31,14 +31,17 @@ class Stages:
     def __init__(self, model: Lean, state: State, growth: Growth, width: int) -> None:
         """`width` (K) is how many candidates of each depth are asked of the drafter."""
         device, vocab = state.kv.device, len(state.dice.seen)
-        self._model, self._state = model, state
         self.drafter = state.drafter if growth.n_max else None  # who never drafts needs no draft state either
         depth, paired = (self.drafter.max_depth, self.drafter.paired) if self.drafter else (0, 0)
         self._candidates = min(max(width, paired), vocab)
         self._grower = grower(growth, depth, self._candidates, device, paired > 0)
-        self._depth = min(depth, growth.depth or depth)
-        nodes = self._grower.size
-        self._is_chain = growth.per_depth == 1
+        self._hold(model, state, self._grower.size, min(depth, growth.depth or depth), growth.per_depth == 1)
+
+    def _hold(self, model: Lean, state: State, nodes: int, depth: int, is_chain: bool) -> None:
+        """Buffers for trees of `nodes` nodes, none deeper than `depth`."""
+        device = state.kv.device
+        self._model, self._state = model, state
+        self._depth, self._is_chain = depth, is_chain
         self.widths = (*(w for w in CAPTURED if w <= nodes), 1 + nodes)
         self.report = Report(nodes, self._depth, device)
         zeros = torch.zeros(1 + nodes, dtype=torch.int64, device=device)

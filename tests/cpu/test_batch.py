@@ -242,15 +242,14 @@ def test_every_round_is_learned_from_before_the_last_request_is_gone() -> None:
     served, rounds = engine(tiny_target(), None, "autoregressive"), 0
     for tokens in (2, 6, 9):
         rounds += len(list(served.run(PROMPT, tokens))) - 1  # the first token ends the prompt
-        _, seen = served.latency.to_json()["plain_host"]
-        assert seen == rounds
+        assert served.latency._learned.plain_host.seen == rounds
 
 
 def test_the_last_round_keeps_nothing_of_who_has_left(target: Target) -> None:
     made = engine(target, tiny_dflash(target))
     batch, request = made.batch(), made.request(PROMPT, 5)
     batch.join(request)
-    row = weakref.ref(batch._rounds._prefixes[request].row)
+    row = weakref.ref(batch._rounds._rows[request])
     while not request.finished:
         batch.round()
     gc.collect()
@@ -267,9 +266,9 @@ def test_leaving_gives_memory_back() -> None:
         batch.join(request)
     batch.round()
     batch.leave(requests[1])
-    assert len(batch._rounds._prefixes) == 2 and len(batch.requests) == 2  # type: ignore[attr-defined]
+    assert len(batch._rounds._rows) == 2 and len(batch.requests) == 2  # type: ignore[attr-defined]
     batch.close()
-    assert not batch._rounds._prefixes and not batch.requests  # type: ignore[attr-defined]
+    assert not batch._rounds._rows and not batch.requests  # type: ignore[attr-defined]
 
 
 class Eager(Bastion):

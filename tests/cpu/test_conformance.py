@@ -167,6 +167,9 @@ ON_DEVICE: dict[str, Callable] = {
     "hostile": lambda target, truth: Tabled(Hostile("hostile")),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, rank=4),
+    # Drafts of the host.
+    "ngram and recycling": lambda target, truth: registry.drafter(["ngram:earlier=100", "recycling"], target),
+    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
 }
 
 

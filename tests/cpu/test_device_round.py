@@ -64,8 +64,8 @@ def test_an_unknown_backend_is_a_mistake(target: Target) -> None:
 
 
 def test_what_cannot_run_there_is_told(target: Target) -> None:
-    with pytest.raises(BadInput, match="the drafter noisy runs on the host"):
-        engine(target, Noisy("noisy"))
+    with pytest.raises(BadInput, match="the drafter noisy reads the target's layers on the host"):
+        engine(target, Noisy("noisy", tap_layers=(1,)))
     with pytest.raises(BadInput, match="takes the universal path"):
         engine(tiny_target("gpt2"), None)
 
@@ -259,6 +259,30 @@ def test_rounds_through_the_kernels_of_growth_and_tree_attention(
     monkeypatch.setattr(dispatch, "BACKENDS", (kernel,))
     monkeypatch.setattr(device_stages, "grower", TritonGrower)
     assert text(list(made.run(PROMPT, 16))) == plain
+
+
+@pytest.mark.parametrize("policy", ["dflash", "ddtree:9", "beam:3x4", "record"])
+def test_drafts_of_the_host_are_verified_as_there(target: Target, policy: str) -> None:
+    """Whatever grows them, and with a drafter that learns from what the target says."""
+    steps = []
+    for backend in ("host", "device"):
+        made = engine(target, registry.drafter(["ngram", "recycling"], target), policy, backend)
+        made.device.graphs = ReplayedGraphs(target.device, late=True)
+        assert made.backend(Own()).name == backend
+        steps.append(list(made.run(PROMPT, 60, Sampling(0.5, seed=3))))
+    assert text(steps[0]) == text(steps[1]) and any(step.path for step in steps[0]) == (policy != "record")
+    for host, device in zip(*steps, strict=True):
+        assert host.path == device.path and (host.tree is None) == (device.tree is None)
+        if host.tree is not None and device.tree is not None:
+            assert host.tree.tokens.tolist() == device.tree.tokens.tolist()
+
+
+def test_plain_rounds_beside_drafts_of_the_host_have_one_token(target: Target, truth: list[int]) -> None:
+    made = engine(target, registry.drafter("ngram", target), backend="device")
+    steps = list(made.run(PROMPT, 40, policy=Pausing(7)))
+    rounds = [step.round for step in steps if step.round]
+    assert text(steps) == truth and {r.width for r in rounds if not r.drafted} == {1}
+    assert {1 + r.n for r in rounds} >= {1, 8} and {r.width for r in rounds} <= {1, 4, 8}
 
 
 def test_no_more_nodes_are_grown_than_were_of_use_lately(target: Target, truth: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from draftwood import registry
+from draftwood.bench.worse import worse
 from draftwood.device.graphs import MOST, Graphs
 from draftwood.device.mail import Mail
 from draftwood.engine import Engine
@@ -62,7 +64,9 @@ def no_waiting() -> Iterator[None]:
 def test_float64_texts_are_those_of_the_host(family: str, policy: str, sampling: str) -> None:
     target = on_device(family)
     plain = write(engine(target, None, "autoregressive", "host"), SAMPLINGS[sampling])
-    for drafter in (Tabled(Truthful("truthful", truth=PROMPT + plain)), Tabled(Noisy("noisy")), tiny_dflash(target)):
+    text_alone = registry.drafter(["ngram", "recycling"], target)  # drafts on the host
+    placed = Tabled(Truthful("truthful", truth=PROMPT + plain)), Tabled(Noisy("noisy")), tiny_dflash(target)
+    for drafter in (*placed, text_alone):
         made = engine(target, drafter, policy)
         assert made.backend().name == "device"
         for _ in range(2):  # captured, then from graphs alone
@@ -188,3 +192,43 @@ def test_memory_is_bounded_and_reported() -> None:
     write(made, Sampling(1.0, seed=4))
     assert made.device.nbytes() == held, "the same rounds capture nothing anew"
     assert 0 < len(made.device.graphs) <= MOST
+
+
+@pytest.mark.parametrize("drafter", ["none", "noisy", "dflash"])
+def test_the_verbs_of_a_round_are_its_seconds(drafter: str) -> None:
+    """What the host does behind the device's work is not counted twice, nor left out where the device waits for it."""
+    target = on_device("llama", torch.bfloat16)
+    made = engine(
+        target, {"none": None, "noisy": Tabled(Noisy("noisy")), "dflash": tiny_dflash(target)}[drafter], "ddtree:16"
+    )
+    write(made, Sampling(), 200)  # captures
+    start, rounds = time.perf_counter(), []
+    for step in made.run(PROMPT, 200, Sampling()):
+        if step.round is None:
+            start = time.perf_counter()
+        else:
+            rounds.append(step.round)
+    seconds = time.perf_counter() - start
+    assert sum(round.total_s for round in rounds) == pytest.approx(seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.9, seed=4), Sampling(1.0, top_k=50, seed=5)])
+def test_large_vocabularies_and_long_pauses(sampling: Sampling) -> None:
+    """Sorts of as many tokens as models have, and taps that are owed for longer than the drafter may leave them."""
+    model = tiny_model("llama", dtype=torch.float64, vocab_size=49_152)
+    target = Target(model.to("cuda"), "llama")
+    plain = write(engine(target, None, "autoregressive", "host"), sampling, 160)
+    for drafter in (tiny_dflash(target, rank=4), worse(tiny_dflash(target, rank=4), 1.0, target.vocab_size)):
+        assert write(engine(target, drafter, "bastion:16"), sampling, 160) == plain
+
+
+def test_ways_of_drawing_do_not_push_each_other_out() -> None:
+    target = on_device()
+    made = engine(target, tiny_dflash(target), "bastion")
+    for _ in range(2):
+        for sampling in SAMPLINGS.values():
+            write(made, sampling)
+    graphs = len(made.device.graphs)
+    for sampling in SAMPLINGS.values():
+        write(made, sampling)
+    assert len(made.device.graphs) == graphs < MOST

@@ -15,7 +15,7 @@ import torch
 
 from draftwood.bench.baseline import TokenClock
 from draftwood.device.graphs import Graphs, Span, Stage
-from draftwood.device.rounds import Device
+from draftwood.device.rounds import Device, stages_of
 from draftwood.device.stages import Stages
 from draftwood.device.state import State
 from draftwood.drafters.dflash import DFlashDrafter
@@ -70,7 +70,7 @@ class Bench:
 
     def measure(self, context: int, batches: int) -> Iterator[Timing]:
         """Every part behind `context` tokens, `batches` times in turn."""
-        state, stages = self._device.open(self._policy, context + SLACK)
+        state, stages = self._device.open(self._policy, context + SLACK, *stages_of(self._policy))
         try:
             fill(state, stages, context, self.drafter.config.tap_width)
             parts = list(self._parts(state, stages, context))

@@ -1,0 +1,181 @@
+"""A drafter at work on the host: what it is asked for, what is made of its drafts, and what it hears of the texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood import limits
+from draftwood.accept import Verdict
+from draftwood.clock import Clock
+from draftwood.drafters import base
+from draftwood.errors import BadModel
+from draftwood.foresight import foreseen
+from draftwood.native.slots import picked
+from draftwood.request import Part, Request
+from draftwood.target import Target
+from draftwood.tree import Draft, Growable, Lattice, Tree
+
+MOST_UNTOLD = 64  # rounds whose taps wait for the drafter: bounds the memory that they hold
+
+Committed = tuple[list[int], Tensor | None]  # tokens and their taps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A tree below a request's root, and for the record what it was grown from, or itself."""
+
+    tree: Tree
+    draft: Lattice | Tree
+    # That the drafter was asked for, where a forward takes the longer the more these are; 0: it did not run.
+    positions: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a drafter ran."""
+        return self.positions != 0
+
+
+def ran(proposals: Sequence[Proposal | None]) -> int:
+    """For how many requests a drafter ran."""
+    return sum(found is not None and found.asked for found in proposals)
+
+
+class Drafting:
+    """One drafter and its states, for the requests of a batch."""
+
+    def __init__(self, drafter: base.Drafter, target: Target) -> None:
+        self._drafter, self._target = drafter, target
+        self._learner = drafter if isinstance(drafter, base.Learner) else None
+        self._states: dict[Request, Any] = {}
+        self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
+        self._drafted: set[Request] = set()  # in this round
+        self._vocab = target.vocab_size
+        self._deepens = drafter.work(0).flops > 0
+
+    def join(self, request: Request, state: Any) -> None:
+        self._states[request] = state
+
+    def leave(self, request: Request) -> Any:
+        """The request's state, which knows all that was committed."""
+        self._tell(request)
+        return self._states.pop(request)
+
+    def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
+        """draft, grow: as in `Rounds`."""
+        asked = [request for request, asks in zip(requests, drafts, strict=True) if asks]
+        self._drafted = set(asked)
+        if not asked:
+            return [None] * len(requests)
+        start = time.perf_counter()
+        for request in asked:
+            self._tell(request)
+        asks = list(map(self._asks, asked))
+        found = self._drafter.draft(asks)
+        positions = [self._positions(ask, draft) for ask, draft in zip(asks, found, strict=True)]
+        # What only the text's own memory drafted took no draft's time, by which others would be priced.
+        clock.add("draft" if any(at != 0 for at in positions) else "grow", time.perf_counter() - start)
+        with clock("grow"):
+            found = [foreseen(d, ask.ahead) if ask.ahead else d for d, ask in zip(found, asks, strict=True)]
+            trees = list(map(grown, asked, found))
+            self._require_known(trees, self._drafter.name)
+        proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
+        return [next(proposals) if drafted else None for drafted in drafts]
+
+    def commit(self, part: Part, nodes: Sequence[int], taps: Tensor | None, start: int) -> None:
+        """Some nodes of a part were committed; `taps` are the whole forward's, and the part's begin at `start`."""
+        untold, tokens = self._untold.setdefault(part.request, []), part.tree.tokens.tolist()
+        untold.append(([tokens[node] for node in nodes], _taps_of(taps, start, nodes)))
+        if part.known or self._drafted or len(untold) == MOST_UNTOLD:  # beside drafts, taps are a part of many
+            self._tell(part.request)
+
+    @property
+    def listens(self) -> bool:
+        """Whether the drafter has any use for what the target says in this round."""
+        return self._learner is not None and self._learner.listens
+
+    def learn(self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], logits: Tensor) -> None:
+        """What the target said, in `logits` of the parts one behind the other; of known text there is one row."""
+        assert self._learner is not None
+        tokens, rows = _committed(parts, verdicts, self._drafted)
+        if tokens:
+            first, end = rows[0], rows[-1] + 1
+            whole = rows == list(range(first, end))  # mostly, and then nothing need be copied
+            self._learner.learn(tokens, logits[first:end] if whole else logits[rows])
+
+    def _positions(self, ask: base.Request, draft: Draft) -> int | None:
+        if isinstance(draft, Growable) and not draft.asked:
+            return 0
+        return ask.depth if self._deepens else None
+
+    def _require_known(self, trees: Sequence[Tree], drafter: str) -> None:
+        """Raise BadModel for tokens that the target does not know: they would be looked up beyond its weights."""
+        for tree in trees:
+            tokens = tree.tokens.tolist()
+            least, most = min(tokens), max(tokens)
+            if least < 0 or most >= self._vocab:
+                raise BadModel(
+                    f"The drafter {drafter} proposed the token id {least if least < 0 else most}, but "
+                    f"{self._target.name} knows the ids 0 to {self._vocab - 1}; use a drafter made for this target."
+                )
+
+    def _asks(self, request: Request) -> base.Request:
+        asked = limits.asked(request.policy, request.acceptance, request.remaining)
+        ahead = request.sampler.ahead if request.foresees else None
+        return base.Request(self._states[request], request.root, asked.width, asked.positions, ahead)
+
+    def _tell(self, request: Request) -> None:
+        """Give the drafter what was committed since it last heard of a request."""
+        committed = self._untold.pop(request, [])
+        if not committed:
+            return
+        tokens = [token for told, _ in committed for token in told]
+        taps = [part for _, part in committed if part is not None]
+        joined = torch.cat(taps) if len(taps) > 1 else next(iter(taps), None)
+        self._drafter.extend(self._states[request], tokens, joined)
+
+
+def grown(request: Request, draft: Draft) -> Tree:
+    """What a request's policy makes of a draft."""
+    return limits.grown(request.policy, request.acceptance, draft, request.root, request.remaining)
+
+
+def _recorded(draft: Draft, tree: Tree) -> Lattice | Tree:
+    """A lattice's likeliest candidates, copied so that the others can go; of anything else what was grown from it."""
+    if not isinstance(draft, Lattice):
+        return tree
+    return Lattice(draft.tokens[:, : limits.RECORDED].copy(), draft.logp[:, : limits.RECORDED].copy())
+
+
+def _taps_of(taps: Tensor | None, start: int, nodes: Sequence[int]) -> Tensor | None:
+    """Of some nodes of the part whose taps begin at `start`; of all of it where these are a range."""
+    if taps is None or len(nodes) == taps.shape[0]:
+        return taps
+    if isinstance(nodes, range):
+        return taps[start : start + len(nodes)]
+    return picked(taps, [start + node for node in nodes])
+
+
+def _committed(
+    parts: Sequence[Part], verdicts: Sequence[Verdict | None], drafted: Container[Request]
+) -> tuple[list[int], list[int]]:
+    """Committed tokens that logits were computed for, and their rows: what a drafter may learn from.
+
+    The softmax of a whole tree's rows would take as long as growing it. Rounds without a draft pay for none: plain
+    decoding asks for none, and where drafting does not pay, learning for it does not either.
+    """
+    tokens: list[int] = []
+    rows: list[int] = []
+    start = 0
+    for part, verdict in zip(parts, verdicts, strict=True):
+        if verdict is not None and (part.request in drafted or (part.known and part.request.policy.n_max)):
+            kept = [-1] if part.known else [0, *verdict.path]
+            tokens += part.tree.tokens[kept].tolist()
+            rows += [start + max(node, 0) for node in kept]  # of known text there is one row, its last
+        start += 1 if part.known else part.size
+    return tokens, rows
