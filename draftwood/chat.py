@@ -116,6 +116,8 @@ def converse(chat: Chat, lines: Iterator[str]) -> None:
 
 def prompt_lines() -> Iterator[str]:
     """Lines typed behind a prompt in a terminal, or piped in."""
+    if sys.stdin is None:  # closed by whoever started it
+        return iter(())
     if not sys.stdin.isatty():
         return read_lines(input)
     Console(stderr=True).print(Text("/help lists the commands, Ctrl-D leaves.", "dim"))
@@ -128,6 +130,7 @@ def read_lines(ask: Callable[[], str]) -> Iterator[str]:
     while True:
         try:
             line = ask()
+            line.encode()  # bytes that are no text came through as surrogates
         except (EOFError, KeyboardInterrupt):
             if kept:
                 yield kept

@@ -68,7 +68,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
         if config().rank > 0 and not isinstance(mistake, LostProcess):
             time.sleep(FIRST_SPEAKS_S)
-        print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
+        if sentence:  # none beside the help that a bare `draftwood` shows
+            print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
@@ -241,7 +242,7 @@ def read_prompt(prompt: str | None) -> str:
     """The prompt that was given, or what stdin holds if it is `-` or piped."""
     if prompt in (None, "-") and config().processes > 1:
         raise BadInput("Under torchrun the processes share one stdin; write the prompt after 'generate'.")
-    if prompt is None and sys.stdin.isatty():
+    if prompt in (None, "-") and (sys.stdin is None or (prompt is None and sys.stdin.isatty())):
         raise BadInput("No prompt was given; write it after 'generate', or give - and pipe it in.")
     try:
         text = sys.stdin.read() if prompt in (None, "-") else str(prompt)

@@ -34,7 +34,8 @@ def nearest(found: str, valid: Iterable[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error of others says, as far as it fits into a sentence; its kind if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def check_one_of(what: str, found: str, valid: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.errors import BadInput, nearest
+from draftwood.errors import BadInput, first_line, nearest
 from draftwood.policies.base import Policy
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ def policy(spec: str) -> Policy:
     entry = _entry(POLICIES, name)
     if entry is None:
         raise BadInput(_unknown("policy", spec, name, policy_names()))
-    rule: Policy = _load(entry).parse(argument if colon else None)
+    try:
+        rule: Policy = _load(entry).parse(argument if colon else None)
+    except (ValueError, TypeError) as mistake:  # of another package's policy: ours raise BadInput
+        raise BadInput(f"The policy {name} cannot use {argument!r}: {first_line(mistake)}") from mistake
     return rule
 
 

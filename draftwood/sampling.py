@@ -52,7 +52,7 @@ class Sampling:
                 raise BadInput(f"{field.name} is {value!r}; it must be a finite number.")
             whole = field.name in ("top_k", "seed")
             if whole and (value != int(value) or not 0 <= value < 2**63):
-                raise BadInput(f"{field.name} is {value}; it must be a whole number from 0 up.")
+                raise BadInput(f"{field.name} is {value}; it must be a whole number from 0 up, below 2^63.")
             object.__setattr__(self, field.name, int(value) if whole else float(value))  # numpy's, and 50.0
         if self.temperature < 0:
             raise BadInput(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")

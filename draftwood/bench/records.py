@@ -46,6 +46,7 @@ def recording(
         yield lambda runs: None
         return
     with writing(folder), (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
+        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which a report would draw as this one's
         if header is not None:
             start(folder / TRACE, header)
 

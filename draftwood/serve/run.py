@@ -58,6 +58,7 @@ def serve(llm: LLM, options: Options, listening: socket.socket) -> None:
         server_header=False,
     )  # fmt: skip
     host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
     scheduler = app.state.service.scheduler
     print(
         f"{app.state.service.name} on http://{host}:{port}: {scheduler.seats} seats of {scheduler.max_len} tokens, "

@@ -401,6 +401,8 @@ def test_a_trace_holds_every_answer_of_ours_and_one_that_drafts_everywhere(tmp_p
     assert all(list(a.tokens) == list(range(20)) and len(a.rounds) == 1 for a in trace.answers)
     with pytest.raises(BadInput, match="--out"):
         BenchOptions(trace=True)
+    run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=2, out=tmp_path, json=True))
+    assert not (tmp_path / records.TRACE).exists(), "it is another run's, which a report would draw as this one's"
 
 
 def test_json_alone_leaves_stdout_to_one_line(monkeypatch, capsys) -> None:

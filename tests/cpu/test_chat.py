@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwood import assemble, cli
-from draftwood.chat import Chat, converse, read_lines
+from draftwood.chat import Chat, converse, prompt_lines, read_lines
 from draftwood.cli_show import Screen
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
@@ -124,8 +124,14 @@ def lines_of(*given: str) -> Callable[[], str]:
 def test_a_backslash_continues_a_message() -> None:
     assert [*read_lines(lines_of("a\\", "b", "c"))] == ["a\nb", "c"]
     assert [*read_lines(lines_of("cut off\\"))] == ["cut off\n"]
-    with pytest.raises(BadInput, match="not valid UTF-8"):
-        next(read_lines(lambda: b"\xff".decode()))
+    for ask in (lambda: b"\xff".decode(), lambda: b"hey \xff".decode(errors="surrogateescape")):
+        with pytest.raises(BadInput, match="not valid UTF-8"):
+            next(read_lines(ask))
+
+
+def test_a_closed_stdin_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert not [*prompt_lines()]
 
 
 def test_piped_lines_are_turns(

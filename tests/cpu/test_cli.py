@@ -273,6 +273,14 @@ def test_no_prompt_in_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert "No prompt" in result[2]
 
 
+@pytest.mark.parametrize("prompt", [[], ["-"]])
+def test_no_prompt_where_stdin_is_closed(run: Run, monkeypatch: pytest.MonkeyPatch, prompt: list[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    result = run("generate", *prompt)
+    assert_one_sentence(result)
+    assert "No prompt" in result[2]
+
+
 def test_stdin_that_is_no_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\xff"), encoding="utf-8"))
     assert_one_sentence(run("generate", "-"))
@@ -495,9 +503,12 @@ def test_demo_in_a_terminal(llm: LLM) -> None:
     assert "autoregressive" in file.getvalue() and "accepted draft tokens" in file.getvalue()
 
 
-def test_errors_are_errors_of_the_library() -> None:
+def test_errors_are_errors_of_the_library(tmp_path: Path) -> None:
     """Python users catch the same classes that the command line turns into sentences."""
     with pytest.raises(BadModel):
         doctor.weight_bytes("./not-there", torch.float32)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": "x"}))
+    with pytest.raises(BadModel, match=r"'num_hidden_layers':? .*x"):  # and not the first line alone, which ends there
+        doctor.weight_bytes(str(tmp_path), torch.float32)
     with pytest.raises(BadInput):
         cli.parse_contexts("")

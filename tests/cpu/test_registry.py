@@ -76,7 +76,7 @@ class Thirds:
 
     @staticmethod
     def parse(argument: str | None) -> str:
-        return f"thirds of {argument}"
+        return f"thirds of {int(argument or 0)}"
 
 
 @pytest.fixture
@@ -98,6 +98,12 @@ def test_other_packages_add_policies_and_drafters() -> None:
     assert registry.policy("thirds:7") == "thirds of 7"
     target = SimpleNamespace()
     assert registry.drafter("mine:a/b:c", target) == ("a/b:c", target)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_what_another_packages_policy_cannot_read_is_one_sentence() -> None:
+    with pytest.raises(BadInput, match=r"^The policy thirds cannot use 'abc': invalid literal"):
+        registry.policy("thirds:abc")
 
 
 @pytest.mark.usefixtures("plugins")

@@ -302,6 +302,17 @@ def test_a_key_is_asked_for(open_page, llm: LLM) -> None:
         done(page)
 
 
+def test_the_enter_that_ends_a_composition_sends_nothing(open_page, running: Running) -> None:
+    """Safari reports it when the composition is over, with a code of its own."""
+    page = open_page(running.url)
+    box = page.get_by_role("textbox", name="Message")
+    box.fill("ni hao")
+    for how in ({"isComposing": True}, {"keyCode": 229}):
+        box.dispatch_event("keydown", {"key": "Enter", **how})
+    assert box.input_value() == "ni hao"
+    expect(page.get_by_role("status")).to_have_text("Ready")
+
+
 # --- for everybody --------------------------------------------------------------------------------------------
 
 

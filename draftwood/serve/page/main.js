@@ -165,13 +165,17 @@ at("composer").addEventListener("submit", (event) => {
 });
 at("race").addEventListener("click", () => take(true));
 at("stop").addEventListener("click", () => running.abort());
+// A key that an input method takes. Safari ends the composition before the Enter that ends it, and tells by the code alone.
+function composes(event) {
+  return event.isComposing || event.keyCode === 229;
+}
 at("message").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || composes(event)) return;
   event.preventDefault();
   take(false);
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape" && !composes(event)) running?.abort();
 });
 at("new").addEventListener("click", () => {
   messages = [];
