@@ -121,7 +121,10 @@ class Engine:
         if self._asked == "auto" and self.target.device.type != "cuda":
             return Backend("host", f"on a {self.target.device.type} nothing is gained by static shapes")
         reason = self.device.declines(policy or self.policy, rule)
-        return Backend("device", "every part of the round can run there") if reason is None else Backend("host", reason)
+        if reason is not None:
+            return Backend("host", reason)
+        all_of_it = "everything but the draft" if self.device.hosted else "every part of the round"
+        return Backend("device", f"{all_of_it} can run there")
 
     def run(
         self,
