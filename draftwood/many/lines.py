@@ -108,6 +108,11 @@ def _asked(record: Mapping[str, Any], name: str, fill: Fill) -> Asked:
     kind = ChatRequest if "messages" in body else CompletionRequest
     if kind is CompletionRequest and "prompt" not in body:
         raise BadLine("missing_required_parameter", "The line has none of body, messages and prompt.")
+    several = kind is CompletionRequest and isinstance(body["prompt"], list)
+    # Token ids may be several: no template applies to them, and whoever gives them has applied one.
+    if several and not fill.raw and any(isinstance(one, str) for one in body["prompt"]):
+        message = "prompt is a list, which no chat template takes; give one prompt a line, or --raw to continue them."
+        raise Refused(400, message, "invalid_value", "prompt")
     if kind is CompletionRequest and not fill.raw and isinstance(body["prompt"], str):
         kind, body = ChatRequest, {**body, "messages": [{"role": "user", "content": body["prompt"]}]}
         del body["prompt"]

@@ -104,6 +104,8 @@ def _dense(value: Any) -> Any:
     if isinstance(value, dict):
         held = {key: _dense(one) for key, one in value.items() if one is not None}
         return {**held, "body": _json(held["body"])} if isinstance(held.get("body"), str) else held
+    if isinstance(value, bytes):  # text, as Spark and others write it; what is not UTF-8 stays as it does in JSONL
+        return value.decode("utf-8", errors="surrogateescape")
     # A column of whole numbers in which some are missing comes as floats.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

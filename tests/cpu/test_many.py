@@ -87,6 +87,7 @@ def test_forms_of_lines() -> None:
         assert [m.model_dump(exclude_none=True) for m in asked.messages] == messages and asked.temperature == 0
     assert parse(1, json.dumps({"prompt": "hi"}), replace(FILL, raw=True)).asked.prompt == "hi"
     assert parse(1, json.dumps({"prompt": [1, 2]}), FILL).asked.prompt == [1, 2]
+    assert parse(1, json.dumps({"prompt": ["a", "b"]}), replace(FILL, raw=True)).asked.prompt == ["a", "b"]
     assert parse(7, '{"prompt": "hi"}', FILL).custom_id == "line-7"
 
 
@@ -123,6 +124,7 @@ def test_what_a_line_leaves_open() -> None:
         ('{"prompt": "x", "temperature": 9}', "invalid_value"),
         ('{"prompt": "x", "stream": true}', "invalid_value"),
         ('{"prompt": "x", "model": "gpt-9"}', "model_not_found"),
+        ('{"prompt": ["a", "b"]}', "invalid_value"),
     ],
 )
 def test_lines_that_cannot_be_used(line: str, code: str) -> None:
@@ -330,6 +332,19 @@ def test_parquet(options: BatchOptions, llm: LLM, tmp_path: Path) -> None:
     run_batch(replace(options, source=path, out=tmp_path / "bodies", temperature=0.0))
     told = text(results(tmp_path / "bodies")["line-1"])
     assert told == llm.generate("once", raw=True, max_new_tokens=2).text
+
+
+def test_binary_columns_of_parquet_are_text(options: BatchOptions, tmp_path: Path) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"prompt": ["Trois ch\xeanes".encode(), b"caf\xe9"]}), tmp_path / "x.parquet")
+    good, bad = [json.loads(line) for _, line in Source(tmp_path / "x.parquet").texts()]
+    assert good == {"prompt": "Trois ch\xeanes"}
+    (tmp_path / "x.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    ((_, line),) = Source(tmp_path / "x.jsonl").texts()
+    assert bad == json.loads(line), "what is not UTF-8 is treated as in JSONL"
+    run_batch(replace(options, source=tmp_path / "x.parquet"))
+    found = results(options.out)
+    assert text(found["line-1"]) and found["line-2"]["response"]["status_code"] == 400
 
 
 # --- what is refused ------------------------------------------------------------------------------------------
