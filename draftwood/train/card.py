@@ -11,12 +11,13 @@ from draftwood.bench.environment import environment
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput, first_line
 from draftwood.train.blocks import OBJECTIVES
+from draftwood.train.files import LOCK
 from draftwood.train.show import read_log
 
 if TYPE_CHECKING:
     from draftwood.train.loop import Course
 
-NOT_SHARED = ("training/*", "*.tmp")
+NOT_SHARED = ("training/*", "*.tmp", LOCK)
 OURS = (DRAFT_TOKENS, "markov/*")  # what an earlier drafter may have left on the Hub, to trim or correct this one
 
 

@@ -74,12 +74,13 @@ class Recipe:
                 raise BadInput(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be {least} or more.")
         if self.window and self.window < self.block_size:
             raise BadInput(f"--window is {self.window}; it must be 0 (all) or at least a block of {self.block_size}.")
-        for name, low, high in (
-            ("epochs", 0, math.inf), ("lr", 0, 1), ("clip", 0, math.inf), ("soft", -1e-9, 1 + 1e-9),
-            ("holdout", -1e-9, 0.9),
+        for name, low, high, range_ in (
+            ("epochs", 0, math.inf, "above 0"), ("lr", 0, 1, "above 0 and below 1"),
+            ("clip", 0, math.inf, "above 0"), ("soft", -1e-9, 1 + 1e-9, "from 0 to 1"),
+            ("holdout", -1e-9, 0.9, "from 0 to less than 0.9"),
         ):  # fmt: skip
             if not low < getattr(self, name) < high:
-                raise BadInput(f"--{name} is {getattr(self, name)}, which is out of its range.")
+                raise BadInput(f"--{name} is {getattr(self, name)}; it must be a number {range_}.")
 
     @property
     def decay(self) -> float:

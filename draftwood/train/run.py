@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from draftwood.train.features import Reader, default_limit, feature_folder
 from draftwood.train.files import (
     GIGABYTE,
     WEIGHTS,
+    alone,
     check_disk,
     make_folder,
     scratch_of,
@@ -32,9 +34,9 @@ from draftwood.train.files import (
 from draftwood.train.fleet import Fleet
 from draftwood.train.loop import Course, FeaturesOf, train
 from draftwood.train.loss import Head
-from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config
+from draftwood.train.recipe import Recipe, choose_mask_token, drafter_config, tap_layers
 from draftwood.train.show import Show, bar, save_curves
-from draftwood.train.start import inherited, inherited_tokens
+from draftwood.train.start import BEGINNINGS, inherited, inherited_tokens
 from draftwood.train.state import Trainee, check_state, load_state, state_path
 from draftwood.train.stopping import stop_flag
 from draftwood.train.together import open_features
@@ -61,8 +63,20 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 
     Raises BadInput or BadModel for whatever cannot be used, before any work where that can be known.
     """
+    check_out(options)
     make_folder(options.out, "--out")
     fleet = Fleet.join()
+    with alone(options.out, "--out") if fleet.leads else nullcontext():  # all of a fleet share one folder
+        return _run(options, recipe, fleet)
+
+
+def check_out(options: TrainOptions) -> None:
+    """Refuse to leave a drafter among texts, which would be uploaded with it."""
+    if options.out.resolve() in [folder.resolve() for folder in options.data]:
+        raise BadInput(f"--out {options.out} is a folder of --data, and a drafter needs its own; name another for it.")
+
+
+def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
     device = options.device if fleet.device is None else str(fleet.device)
     name, trusted = options.target or str(embedded_target()), options.trust_remote_code
     target = load_target(name, options.dtype, device, trust_remote_code=trusted)
@@ -100,6 +114,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
             f"--layers {recipe.layers}: the drafter would have more layers than {target.name}, which has "
             f"{target.num_layers}, and take longer than what it is to save; 2 to 5 are usual."
         )
+    check_taps(recipe, target)
     tokenizer = load_tokenizer(target.name, options.trust_remote_code)
     texts = usable(read_all(options.data, target), min(recipe.max_length, target.context_limit))
     if not texts:
@@ -124,6 +139,18 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
         )
     trimmed = published or own is not None or not auto or unseen_share(seen) <= MOST_UNSEEN
     return Course(recipe, config, target, head, seen, held_out, options.out, fleet, trimmed)
+
+
+def check_taps(recipe: Recipe, target: Target) -> None:
+    """Refuse more target layers to read than there are from the second to the third last. The default gives way."""
+    if recipe.init not in BEGINNINGS or OBJECTIVES[recipe.objective].form == "eagle3":
+        return  # which decide themselves
+    most = len(tap_layers(target.num_layers, target.num_layers))
+    if recipe.taps > most and recipe.taps != Recipe().taps:
+        raise BadInput(
+            f"--taps {recipe.taps}: the drafter would read more layers than {target.name} has for it, which are {most} "
+            f"of its {target.num_layers}; lower it."
+        )
 
 
 def features_of(course: Course, options: TrainOptions, model: nn.Module) -> FeaturesOf:

@@ -32,7 +32,8 @@ from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel, MissingExtra
 from draftwood.latency import LatencyModel, Machine
 from draftwood.target import Target
-from draftwood.train import attention, data, features, loop, loss, optimizers, shards, show, together
+from draftwood.train import attention, data, features, files, loop, loss, optimizers, shards, show, together
+from draftwood.train import run as run_module
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import OBJECTIVES, draw_anchors, make_blocks
 from draftwood.train.card import card, outdated, push
@@ -57,7 +58,7 @@ from draftwood.train.loss import Before, Head, Labels, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.optimizers import MARKOV_PACE, OPTIMIZERS
 from draftwood.train.recipe import Recipe, drafter_config
-from draftwood.train.run import TrainOptions, check_room, prepare, step_bytes
+from draftwood.train.run import TrainOptions, check_room, check_taps, prepare, step_bytes
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, inherited_tokens, start
@@ -840,6 +841,34 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest_one(flag: str, f
 def test_more_layers_than_the_target_has_are_refused_before_any_work(single: Target, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"--layers 1000000.*more layers than"):
         prepare(TrainOptions([tmp_path], tmp_path), replace(RECIPE, layers=1_000_000), single, Fleet())
+
+
+def test_more_taps_than_the_target_has_layers_are_refused_before_any_work(single: Target, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"--taps 999.*more layers than"):
+        prepare(TrainOptions([tmp_path], tmp_path), replace(RECIPE, taps=999), single, Fleet())
+    check_taps(replace(RECIPE, taps=Recipe().taps), single)  # which nobody chose, and less will do
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", math.nan), ("lr", 1.0), ("soft", 1.5), ("holdout", 0.95)])
+def test_a_number_out_of_its_range_is_told_the_range(name: str, value: float) -> None:
+    with pytest.raises(BadInput, match=rf"--{name} is {value}; it must be a number .*\d"):
+        replace(RECIPE, **{name: value})
+
+
+def test_a_folder_is_trained_in_by_one_run_at_a_time_and_is_none_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleets = iter([Fleet(), Fleet(rank=1, size=2)])
+    monkeypatch.setattr(run_module.Fleet, "join", lambda: next(fleets))
+    monkeypatch.setattr(run_module, "_run", lambda options, recipe, fleet: not fleet.leads)
+    options = TrainOptions([tmp_path / "texts"], tmp_path / "out")
+    with files.alone(tmp_path, "--out"), pytest.raises(BadInput, match=r"--out .*another process"):
+        run_module.run_training(replace(options, out=tmp_path), RECIPE)
+    with files.alone(tmp_path, "--out"):
+        assert run_module.run_training(replace(options, out=tmp_path), RECIPE), "the others of a fleet share its folder"
+    with pytest.raises(BadInput, match="a folder of --data"):
+        run_module.run_training(replace(options, out=tmp_path / "x" / ".." / "texts"), RECIPE)
+    assert not (tmp_path / "texts").exists()
 
 
 def test_it_begins_as_the_end_of_its_target(single: Target, tmp_path: Path) -> None:
