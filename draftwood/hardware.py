@@ -7,6 +7,7 @@ such prices rank policies and cards, they promise no tokens per second. A file w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+MAY_LACK = ("head_dim", "num_key_value_heads")  # which follow from the others then
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as families call their number
 ITEMSIZE = 2  # bf16
 LAUNCHES_PER_LAYER = 20
 BLOCK, DRAFT_LAYERS, TAPS = 16, 5, 5  # of a DFlash drafter as published
@@ -88,10 +91,11 @@ def hardware(name: str) -> Hardware:
         peak, bandwidth, launch_s = (float(data[key]) for key in ("peak", "bandwidth", "launch_s"))
         widths = tuple(sorted({int(width) for width in data.get("widths", ())}))
         overlap = float(data.get("overlap", ROOFLINE))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{name} is no machine ({error}); expected numbers for peak, bandwidth and launch_s.") from None
-    if min(peak, bandwidth, launch_s) <= 0 or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
-        raise BadInput(f"{name} is no machine: its figures must be positive, and overlap from 0 to 1.")
+    figures = all(0 < figure < math.inf for figure in (peak, bandwidth, launch_s))  # JSON may say NaN and Infinity
+    if not figures or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
+        raise BadInput(f"{name} is no machine: its figures must be positive and finite, and overlap from 0 to 1.")
     machine = Machine(str(data.get("name", Path(name).stem)), peak, bandwidth, launch_s, overlap)
     return Hardware(machine, widths)
 
@@ -102,9 +106,17 @@ def target_config(name: str) -> Mapping[str, Any]:
         return CONFIGS[name]
     _check_known("target config", name, list(CONFIGS))
     data = _read(Path(name), "--target-config")
-    absent = [key for key in NEEDED if not isinstance(data.get(key), int)]
-    if absent:
-        raise BadInput(f"{name} does not describe a dense decoder: {', '.join(absent)} missing.")
+    optional = [key for key in MAY_LACK if data.get(key) is not None]
+    wrong = [f"{key} is {data.get(key, 'missing')!s:.40}" for key in (*NEEDED, *optional) if not _counts(data.get(key))]
+    if wrong:
+        raise BadInput(
+            f"{name} does not describe a dense decoder ({', '.join(wrong)}); expected whole numbers above 0."
+        )
+    if mixed := [key for key in EXPERTS if data.get(key) not in (None, 0, 1)]:
+        raise BadInput(
+            f"{name} describes a mixture of experts ({mixed[0]} is {data[mixed[0]]!s:.40}), and only dense decoders "
+            "can be priced; give the config of one."
+        )
     return data
 
 
@@ -148,6 +160,11 @@ def drafts_work(draft: Callable[[int], Work], context: int, users: int) -> Work:
 def _check_known(noun: str, name: str, names: list[str]) -> None:
     if not name.endswith(".json"):
         raise BadInput(f"Unknown {noun} '{name}'.{nearest(name, names)} Valid: {', '.join(names)}, or a JSON file.")
+
+
+def _counts(value: object) -> bool:
+    """Whether it is a whole number of something; true is none."""
+    return type(value) is int and value > 0
 
 
 def _read(path: Path, flag: str) -> dict[str, Any]:

@@ -251,6 +251,39 @@ def test_a_file_that_is_no_machine_or_model_is_one_sentence(tmp_path: Path, cont
             read(str(path))
 
 
+@pytest.mark.parametrize("figure", ["NaN", "Infinity", "-1"])
+def test_figures_of_a_machine_are_positive_and_finite(tmp_path: Path, figure: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(f'{{"peak": 1, "bandwidth": {figure}, "launch_s": 1}}')
+    with pytest.raises(BadInput, match="positive and finite"):
+        hardware(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"head_dim": "x"}, "head_dim is x"),
+        ({"num_key_value_heads": -8}, "num_key_value_heads is -8"),
+        ({"num_experts": 128}, "mixture of experts"),
+        ({"num_local_experts": 8}, "mixture of experts"),
+        ({"n_routed_experts": 64}, "mixture of experts"),
+    ],
+)
+def test_a_model_that_is_no_dense_decoder_is_refused(tmp_path: Path, changed: dict, says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIGS["qwen3-8b"], **changed}))
+    with pytest.raises(BadInput, match=says):
+        target_config(str(path))
+
+
+def test_a_dense_model_may_leave_open_what_follows(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIGS["llama-3.1-8b"], "head_dim": None, "num_local_experts": 1}))
+    assert footprint(target_config(str(path))) == footprint(CONFIGS["llama-3.1-8b"])
+
+
 def test_unknown_names_suggest_known_ones() -> None:
     with pytest.raises(BadInput, match="h100"):
         hardware("h10")
