@@ -117,6 +117,8 @@ def run_evaluation(options: EvalOptions) -> dict[str, Any]:
         registry.policy(spec)
     if not options.policies:
         raise BadInput("--policies names none; give one or more, such as dflash,ddtree:64.")
+    if registry.drafter_specs(options.drafter) == ["none"]:
+        raise BadInput("--drafter is none, and what is measured are drafts; name a drafter, such as ngram.")
     if options.out is not None:
         make_folder(options.out, "--out")
     prompts = load_prompts(options.prompts, options.limit)

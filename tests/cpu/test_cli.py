@@ -152,6 +152,7 @@ MISTAKES = {
     "train rate": (["train", "--data", "DATA", "--out", "OUT", "--lr", "nan"], "--lr"),
     "train into a file": (["train", "--data", "DATA", "--out", "FILE"], "--out"),
     "eval-drafter policy": (["eval-drafter", "--drafter", "ngram", "--policies", "ddtre:8"], "'ddtree'"),
+    "eval-drafter none": (["eval-drafter", "--drafter", "none"], "name a drafter"),
     "eval-drafter no policy": (["eval-drafter", "--drafter", "ngram", "--policies", ","], "--policies"),
     "eval-drafter drafter": (["eval-drafter", "--drafter", "./not-there", "--target", "TINY"], "not-there"),
     "eval-drafter thinking": (
