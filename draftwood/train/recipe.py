@@ -80,7 +80,7 @@ class Recipe:
             ("holdout", -1e-9, 0.9, "from 0 to less than 0.9"),
         ):  # fmt: skip
             if not low < getattr(self, name) < high:
-                raise BadInput(f"--{name} is {getattr(self, name)}; it must be a number {range_}.")
+                raise BadInput(f"--{name} is {getattr(self, name)}; it must be a finite number {range_}.")
 
     @property
     def decay(self) -> float:

@@ -851,7 +851,7 @@ def test_more_taps_than_the_target_has_layers_are_refused_before_any_work(single
 
 @pytest.mark.parametrize(("name", "value"), [("lr", math.nan), ("lr", 1.0), ("soft", 1.5), ("holdout", 0.95)])
 def test_a_number_out_of_its_range_is_told_the_range(name: str, value: float) -> None:
-    with pytest.raises(BadInput, match=rf"--{name} is {value}; it must be a number .*\d"):
+    with pytest.raises(BadInput, match=rf"--{name} is {value}; it must be a finite number .*\d"):
         replace(RECIPE, **{name: value})
 
 
