@@ -85,6 +85,10 @@ def _record(text: str) -> dict[str, Any]:
         raise BadLine("invalid_json_line", "The line is not valid JSON.") from None
     if not isinstance(found, dict):
         raise BadLine("invalid_json_line", "The line is not a JSON object.")
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeError:  # bytes of another encoding, or half of a character in an escape
+        raise BadLine("invalid_json_line", "The line is not valid UTF-8 text; convert the file.") from None
     return _told(found)
 
 
