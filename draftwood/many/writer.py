@@ -19,6 +19,7 @@ from draftwood.serve.service import Service
 
 LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
+TRIED = 8  # tokens that show whether rounds work: the first one only needs the prompt to be read
 PATIENCE = 10  # times that a line is tried whose memory others have
 PASSING = ("out_of_memory", "shutting_down")
 ELSEWHERE = "needs_memory"  # a run with more of it can answer
@@ -65,9 +66,9 @@ class Writer:
             raise BadModel(f"{why} {found} {GOES_ON}")
 
     async def _works(self) -> bool:
-        asked = CompletionRequest.model_validate({"model": self._service.name, "prompt": [0], "max_tokens": 1})
+        asked = {"model": self._service.name, "prompt": [0], "max_tokens": TRIED, "ignore_eos": True}
         try:
-            await (await self._service.begin(asked)).whole()
+            await (await self._service.begin(CompletionRequest.model_validate(asked))).whole()
         except (Refused, DraftwoodError):
             return False
         return True

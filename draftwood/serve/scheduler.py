@@ -66,7 +66,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._mean_s = 1.0  # that a job takes
         self._stopped = False
-        self._failures = 0  # rounds in a row
+        self._failures = 0  # of rounds, since one last wrote something
         self._remembered = time.monotonic()  # when what was learned was written last
         self._turned = time.monotonic()  # when the worker was last between two rounds
         self._thread = threading.Thread(target=self._work, name="draftwood-rounds", daemon=True)
@@ -164,8 +164,8 @@ class Scheduler:
                     return
             self._turned = time.monotonic()
             try:
-                self._turn()
-                self._failures = 0
+                if self._turn():
+                    self._failures = 0
             except Exception:
                 LOG.exception("a round failed; its requests are given up")
                 self._failures += 1
@@ -174,11 +174,12 @@ class Scheduler:
                 self.engine.remember()
                 self._remembered = time.monotonic()
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Whether a round wrote something: prompts can be read where every draft fails."""
         self._drop()
         self._admit()
         if not self._batch.requests:
-            return
+            return False
         steps = self._batch.round()
         now = time.monotonic()
         if (round := next((step.round for step in steps.values() if step.round), None)) is not None:
@@ -191,6 +192,7 @@ class Scheduler:
             if request.finished:
                 self._end(job)
             job.tell(step)
+        return round is not None
 
     def _drop(self) -> None:
         """Let go of jobs whose client or whose time is gone."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from draftwood import assemble
+from draftwood import assemble, registry
 from draftwood.batch import Batch
 from draftwood.errors import BadInput, BadModel
 from draftwood.latency import Machine
@@ -219,6 +219,20 @@ def test_lines_wait_for_an_engine_that_is_broken(options: BatchOptions, monkeypa
         assert not results(options.out)
     write(options.source, [{"prompt": f"prompt {i}"} for i in range(3)])
     assert run_batch(options).answered == 3
+
+
+def test_lines_wait_for_an_engine_whose_drafts_all_fail(
+    options: BatchOptions, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "policy", registry.policy("dflash"))  # drafts in every round
+        patch.setattr(type(llm.engine.drafter), "draft", lambda *_: 1 / 0)
+        for lines in (40, 2):
+            write(options.source, [{"prompt": f"prompt {i}"} for i in range(lines)])
+            with pytest.raises(BadModel, match=r"(rounds have failed|Nothing is answered).*The same command goes on"):
+                run_batch(options)
+            assert not results(options.out)
+    assert run_batch(options).answered == 2
 
 
 def test_lines_wait_for_a_worker_that_has_died(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from draftwood.serve import scheduler as scheduler_module
 from draftwood.serve.failure import Refused
 from draftwood.serve.metrics import Metrics, together
 from draftwood.serve.options import Options
-from draftwood.serve.protocol import ChatRequest
+from draftwood.serve.protocol import ChatRequest, CompletionRequest
 from draftwood.serve.service import Service
 from tests.serving import tiny_llm
 
@@ -132,6 +132,38 @@ def test_an_engine_that_cannot_go_on_is_sick(monkeypatch: pytest.MonkeyPatch) ->
     assert ask(dead) == "shutting_down", "nobody waits in vain"
     dead.scheduler._thread.join()
     assert "died" in str(dead.scheduler.sick)
+
+
+def test_an_engine_whose_drafts_all_fail_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though prompts are read between its failures. A round that writes makes up for those before it."""
+    llm = tiny_llm()
+    service = Service(llm, Options(name="tiny", max_concurrency=2))
+    service.scheduler.start()
+
+    def ask(tokens: int) -> str | None:
+        asked = CompletionRequest(model="tiny", prompt=[1, 2], max_tokens=tokens, ignore_eos=True, policy="dflash")
+
+        async def answer() -> None:
+            await (await service.begin(asked)).whole()
+
+        try:
+            asyncio.run(answer())
+        except Refused as why:
+            return why.code
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(llm.engine.drafter), "draft", lambda *_: 1 / 0)
+        for _ in range(scheduler_module.FAILURES - 1):
+            assert ask(6) == "internal_error" and ask(1) is None
+        assert service.scheduler.sick is None
+    assert ask(6) is None
+    monkeypatch.setattr(type(llm.engine.drafter), "draft", lambda *_: 1 / 0)
+    for _ in range(scheduler_module.FAILURES):
+        assert service.scheduler.sick is None
+        assert ask(6) == "internal_error" and ask(1) is None
+    assert "rounds have failed" in str(service.scheduler.sick)
+    service.scheduler.drain(0)
 
 
 def test_a_policy_that_clients_make_up_is_not_remembered_for_ever() -> None:
