@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ from draftwood.serve.guard import Gate, Gone
 from draftwood.serve.metrics import together
 from draftwood.serve.options import Options
 
+LOG = logging.getLogger("draftwood.serve")
 ROUTER: Any = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 SESSION, REPLICA = "x-session-id", b"x-draftwood-replica"  # headers: of requests, of answers
 BEGINNING = 1024  # characters of a prompt that name it
@@ -100,6 +102,8 @@ class Replica:
         finally:
             gone.set()
             await asyncio.gather(task, return_exceptions=True)
+            if not task.cancelled() and (error := task.exception()):  # no web server stands here to log it
+                LOG.error("a request could not be answered", exc_info=error)
 
     async def metrics(self, scope: dict[str, Any]) -> tuple[str, str] | None:
         """Who this is, and what the application tells of itself; None if it refuses."""

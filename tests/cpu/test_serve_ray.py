@@ -10,6 +10,7 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
+from starlette.types import Send
 
 from draftwood import engine as engine_module
 from draftwood.batch import Batch
@@ -202,6 +203,20 @@ def test_the_door_reads_no_more_than_a_server_takes() -> None:
         return (await door(Request(scope, receive))).status_code
 
     assert [asyncio.run(answer(*given)) for given in ((b"mine", 400), (b"other", 1))] == [413, 401]
+
+
+def test_a_mistake_of_a_replica_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: object, receive: object, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        raise RuntimeError("the reason")  # as Starlette does once it has told the client
+
+    async def answer() -> list[int]:
+        replica = serve_ray.Replica.__new__(serve_ray.Replica)  # without a model
+        replica._app, replica._id = app, b"me"  # type: ignore[assignment]
+        return [message["status"] async for message in replica.answer({"type": "http"}, b"")]
+
+    assert asyncio.run(answer()) == [500]
+    assert "the reason" in caplog.text
 
 
 def test_metrics_of_several_servers_are_told_apart() -> None:
