@@ -7,6 +7,7 @@ from pathlib import Path
 from draftwood.errors import BadInput, BadModel
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")  # as torch calls them, too, but for auto
+PATHS = ("auto", "universal", "lean")  # how a target runs
 SELF = "self"  # instead of a prompt set: the target invents them
 DATA = "data.json"  # what a folder of training data holds, beside the texts
 

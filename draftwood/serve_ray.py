@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from inspect import signature
+from math import inf
+from os import PathLike, fspath
 from typing import Any, get_type_hints
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -32,8 +34,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from draftwood import registry
 from draftwood.config import deployed
-from draftwood.errors import BadInput, nearest
+from draftwood.errors import BadInput, BadModel, check_one_of, nearest
+from draftwood.names import DTYPES, PATHS, model_name
 from draftwood.serve.failure import Refused
 from draftwood.serve.guard import Gate, Gone
 from draftwood.serve.metrics import together
@@ -64,8 +68,16 @@ class Scale:
     health_s: float = 10.0  # between two looks at a replica
 
     def __post_init__(self) -> None:
-        if self.replicas < 1 or self.doors < 1 or (self.most is not None and self.most < self.replicas):
-            raise BadInput("num_replicas must be 1 or more, and max_replicas no less than that.")
+        for name, count in (("num_replicas", self.replicas), ("num_doors", self.doors)):
+            if count < 1:
+                raise BadInput(f"{name} is {count}; it must be 1 or more.")
+        if self.most is not None and self.most < self.replicas:
+            raise BadInput(f"max_replicas is {self.most}; it must be no less than num_replicas, {self.replicas}.")
+        for name, share in (("num_gpus", self.gpus), ("num_cpus", self.cpus)):
+            if not 0 <= share < inf:
+                raise BadInput(f"{name} is {share}; expected a number that is 0 or more.")
+        if not 0 < self.health_s < inf:
+            raise BadInput(f"health_check_s is {self.health_s}; it must be above 0 seconds.")
 
 
 class Replica:
@@ -245,8 +257,8 @@ def application(load: Callable[[], Any], options: Options, scale: Scale) -> serv
 
 
 def build_app(
-    target: str | None = None,
-    drafter: str | Sequence[str] | None = None,
+    target: str | PathLike[str] | None = None,
+    drafter: registry.Named | None = None,
     policy: str | None = None,
     *,
     num_replicas: int = 1,
@@ -271,10 +283,13 @@ def build_app(
     ------
     BadInput: a setting that does not exist or cannot be.
     """
-    known = [field.name for field in fields(Options)]
-    for name in limits:
-        if name not in known:
-            raise BadInput(f"There is no setting {name!r} of replicas.{nearest(name, [*known, *SETTINGS])}")
+    given = {**locals(), **limits}  # before anything else is local
+    _check_names(limits)
+    _check_kinds(given)
+    _check_models(target, drafter, policy)
+    check_one_of("dtype", dtype, DTYPES)
+    check_one_of("target_path", target_path, PATHS)
+    options = Options(**limits)
     from draftwood.llm import load
 
     gpus = _gpus(device) if num_gpus is None else num_gpus
@@ -283,10 +298,46 @@ def build_app(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     scale = Scale(num_replicas, max_replicas, gpus, num_cpus, num_doors, health_check_s)
-    return application(make, Options(**limits), scale)
+    return application(make, options, scale)
 
 
 SETTINGS = [name for name in signature(build_app).parameters if name != "limits"]
+
+
+def _check_names(limits: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(Options)]
+    for name in limits:
+        if name not in known:
+            raise BadInput(f"There is no setting {name!r} of replicas.{nearest(name, [*known, *SETTINGS])}")
+
+
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        kind = Sequence[str] if name == "cors" else _kind(name)  # a list of them is as good
+        try:
+            TypeAdapter(kind).validate_python(value, strict=True)
+        except ValidationError:
+            raise BadInput(f"{name} is {value!r}; expected {_told(kind)}.") from None
+
+
+def _check_models(target: str | PathLike[str] | None, drafter: registry.Named | None, policy: str | None) -> None:
+    """As the command line does: here a mistake is one sentence, in a replica one that never starts."""
+    registry.check_drafters(() if drafter is None else drafter)
+    if policy is not None:
+        registry.policy(policy)
+    if target is not None:
+        try:
+            model_name(fspath(target))
+        except BadModel as why:
+            raise BadInput(str(why)) from None
+
+
+def _kind(name: str) -> Any:
+    return (get_type_hints(Options) | get_type_hints(build_app)).get(name, Any)
+
+
+def _told(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _gpus(device: str) -> float:
@@ -303,12 +354,11 @@ def _value(name: str, text: str) -> Any:
             value = json.loads(text)
     if name == "cors" and isinstance(value, str):
         value = [value]
-    kind = (get_type_hints(Options) | get_type_hints(build_app)).get(name, Any)
+    kind = _kind(name)
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError:
-        told = kind.__name__ if isinstance(kind, type) else kind
-        raise BadInput(f"DRAFTWOOD_SERVE_{name.upper()} is {text!r}; expected {told}.") from None
+        raise BadInput(f"DRAFTWOOD_SERVE_{name.upper()} is {text!r}; expected {_told(kind)}.") from None
 
 
 def __getattr__(name: str) -> Any:

@@ -20,13 +20,13 @@ from draftwood.cache import KVCache, Row, kv_widths, query_widths, stored
 from draftwood.errors import BadInput, BadModel, DraftwoodError, check_one_of, first_line
 from draftwood.footprint import Footprint
 from draftwood.latency import Work
+from draftwood.names import PATHS
 from draftwood.packing import PackedLinear
 from draftwood.parallel import ALONE, Group
 from draftwood.plan import Plan, Verified, make_plan
 from draftwood.tree import Tree, chain_tree
 from draftwood.universal import Universal
 
-PATHS = ("auto", "universal", "lean")
 REWINDABLE = {"full_attention", "sliding_attention", None}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,11 +55,33 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_replicas": 0}, "1 or more"),
         ({"num_replicas": 3, "max_replicas": 2}, "no less"),
         ({"max_concurrency": 0}, "--max-concurrency is 0"),
+        ({"max_concurrency": 2.5}, "max_concurrency is 2.5; expected int"),
+        ({"num_replicas": "2"}, "num_replicas is '2'; expected int"),
+        ({"num_doors": 0}, "num_doors is 0"),
+        ({"num_cpus": -1}, "num_cpus is -1"),
+        ({"num_gpus": math.nan}, "num_gpus is nan"),
+        ({"health_check_s": 0}, "health_check_s is 0"),
+        ({"policy": "ddtre"}, "'ddtree'"),
+        ({"drafter": "foo"}, "foo.*A folder or a Hub name"),
+        ({"drafter": ["ngram", "foo"]}, "foo.*A folder or a Hub name"),
+        ({"drafter": 3}, "drafter is 3; expected"),
+        ({"target": "/nope"}, "/nope holds no config.json"),
+        ({"target": Path("/nope")}, "/nope holds no config.json"),
+        ({"dtype": "foo"}, "dtype is 'foo'; expected one of"),
+        ({"target_path": "x"}, "target_path is 'x'; expected one of"),
+        ({"cors": "https://a.example"}, "cors is 'https://a.example'; expected"),
     ],
 )
-def test_settings_that_cannot_be(given: dict[str, int], says: str) -> None:
+def test_settings_that_cannot_be(given: dict[str, object], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         build_app(device="cpu", **given)  # type: ignore[arg-type]
+
+
+def test_settings_that_can_be(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    drafters = [tmp_path, "ngram"]
+    assert build_app(tmp_path, drafters, "ddtree:8", device="cpu", num_cpus=2, deadline_s=9, cors=["https://a.example"])
+    assert build_app("owner/name", "ngram+recycling", device="cpu", num_gpus=0.5, api_key="k")
 
 
 def named(body: object, **headers: str) -> str:
