@@ -30,6 +30,7 @@ from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -39,7 +40,7 @@ from draftwood.config import deployed
 from draftwood.errors import BadInput, BadModel, check_one_of, nearest
 from draftwood.names import DTYPES, PATHS, model_name
 from draftwood.serve.failure import Refused
-from draftwood.serve.guard import Gate, Gone
+from draftwood.serve.guard import PAGES, Gate, Gone
 from draftwood.serve.metrics import together
 from draftwood.serve.options import Options
 
@@ -134,8 +135,13 @@ class Door:
 
     def __init__(self, replicas: DeploymentHandle, options: Options) -> None:
         self._replicas, self._gate = replicas, Gate(options.api_key, options.max_body_bytes)
+        self._cors = options.cors
 
     async def __call__(self, request: Request) -> Response:
+        answer = await self._answer(request)
+        return answer if isinstance(answer, Relay) or not self._cors else Readable(answer, self._cors)
+
+    async def _answer(self, request: Request) -> Response:
         try:  # nobody's gigabytes are read, or sent to a replica, to be refused there
             body = await self._gate.body(request.scope, request.receive)
         except Refused as why:
@@ -170,6 +176,17 @@ class Door:
             return DIED.response()
         texts: dict[str, str] = dict(each for each in told if isinstance(each, tuple))
         return Response(together(texts), media_type=CONTENT_TYPE_LATEST) if texts else None
+
+
+class Readable(Response):
+    """What the door itself answers, for pages of these origins too. What a replica answers says so already."""
+
+    def __init__(self, answer: Response, origins: Sequence[str]) -> None:
+        super().__init__(status_code=answer.status_code)
+        self._app = CORSMiddleware(answer, origins, **PAGES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 class Relay(Response):

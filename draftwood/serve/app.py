@@ -16,7 +16,7 @@ from draftwood import __version__, registry
 from draftwood.llm import LLM
 from draftwood.serve import failure, playground
 from draftwood.serve.failure import REFUSALS, Refused
-from draftwood.serve.guard import Events, Gone, Guard, while_there
+from draftwood.serve.guard import PAGES, Events, Gone, Guard, while_there
 from draftwood.serve.options import Options
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from draftwood.serve.service import Service
@@ -60,9 +60,7 @@ def build_app(llm: LLM, options: Options) -> FastAPI:
     playground.install(app)
     app.add_middleware(Guard, key=options.api_key, max_body_bytes=options.max_body_bytes)
     if options.cors:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=options.cors, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
+        app.add_middleware(CORSMiddleware, allow_origins=options.cors, **PAGES)
     return app
 
 

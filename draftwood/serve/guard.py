@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.serve.failure import Refused
 
+PAGES: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])  # what pages elsewhere may send
 OPEN = ("/health", "/version", "/", "/page")  # without a key: nothing of the model is behind them
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,6 +28,8 @@ from draftwood.serve.service import Service
 from tests.serving import tiny_llm
 
 pytest.importorskip("ray")
+from ray.serve.exceptions import BackPressureError
+
 from draftwood import serve_ray
 from draftwood.serve_ray import _value, build_app, conversation
 
@@ -227,6 +230,46 @@ def test_the_door_reads_no_more_than_a_server_takes() -> None:
         return (await door(Request(scope, receive))).status_code
 
     assert [asyncio.run(answer(*given)) for given in ((b"mine", 400), (b"other", 1))] == [413, 401]
+
+
+class Full:
+    """Replicas that take nothing more."""
+
+    def options(self, **_: object) -> Full:
+        return self
+
+    def remote(self, *_: object) -> Full:
+        return self
+
+    async def __anext__(self) -> None:
+        raise BackPressureError(num_queued_requests=1, max_queued_requests=1)
+
+
+def test_pages_can_read_why_the_door_refuses() -> None:
+    async def told(key: bytes, size: int, origin: bytes, **options: Any) -> tuple[int, str]:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": bytes(size)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        sent: list[Any] = []
+        headers = [(b"authorization", b"Bearer " + key), (b"origin", origin)]
+        scope = dict.fromkeys(serve_ray.SCOPE, "") | {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1",
+            "headers": headers,
+        }
+        door = serve_ray.Door(Full(), Options(api_key="mine", max_body_bytes=999, **options))  # type: ignore[arg-type]
+        await (await door(Request(scope, receive)))(scope, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"]).get(b"access-control-allow-origin", b"").decode()
+
+    page = b"https://a.example"
+    for key, size, status in ((b"other", 1, 401), (b"mine", 1000, 413), (b"mine", 1, 429)):
+        assert asyncio.run(told(key, size, page, cors=(page.decode(),))) == (status, page.decode())
+        assert asyncio.run(told(key, size, b"https://b.example", cors=(page.decode(),))) == (status, "")
+        assert asyncio.run(told(key, size, page)) == (status, "")
 
 
 def test_a_mistake_of_a_replica_is_logged(caplog: pytest.LogCaptureFixture) -> None:
