@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +20,15 @@ from typing import Any
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 
-from draftwood.errors import BadModel, DraftwoodError
+from draftwood.config import ray_address
+from draftwood.errors import BadInput, BadModel, DraftwoodError, first_line
 from draftwood.many.lines import Fill, Line, parse
 from draftwood.many.options import BatchOptions
 from draftwood.many.outcome import Found, outcome
 from draftwood.many.writer import AHEAD, Keep, Writer, answer_alone, undeserved
 
+ANSWER_S = 5.0  # that a cluster's port has to take a connection; Ray itself tries for minutes
+LOCAL = ("localhost", "127.0.0.1", "::1")
 BLOCK = 8  # lines that come back together: what a kill makes an actor write again
 
 
@@ -113,11 +118,37 @@ def _cluster() -> Iterator[None]:
     context = DataContext.get_current()
     shown, context.enable_progress_bars = context.enable_progress_bars, False
     joined = ray.is_initialized()
-    if not joined:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
+        if not joined:
+            _join()
         yield
     finally:
         context.enable_progress_bars = shown
         if not joined:
             ray.shutdown()
+
+
+def _join() -> None:
+    """Raises BadInput where no cluster answers."""
+    address = ray_address()
+    try:
+        if address and (place := re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)):
+            _knock(place[1].strip("[]"), int(place[2]))
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        found = f"RAY_ADDRESS is {address!r}" if address else "RAY_ADDRESS is not set"
+        wanted = "name the host:port of one that runs, or set it to local for one of this process"
+        raise BadInput(f"{found}, and no Ray cluster can be used ({first_line(error)}); {wanted}.") from None
+
+
+def _knock(host: str, port: int) -> None:
+    """Raises OSError if nobody listens there, ValueError for a port that cannot be."""
+    if port > 65535:  # the system would take another one for it
+        raise ValueError(f"there is no port {port}")
+    try:
+        socket.create_connection((host, port), ANSWER_S).close()
+    except ConnectionRefusedError:
+        if host not in LOCAL:
+            raise
+        # Ray takes these names for the machine's address, at which alone a cluster may listen.
+        socket.create_connection((ray.util.get_node_ip_address(), port), ANSWER_S).close()

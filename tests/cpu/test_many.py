@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from draftwood.many.options import BatchOptions
 from draftwood.many.run import run_batch, to_json
 from draftwood.many.source import Source
 from draftwood.train.files import LOCK
+from tests.local_ray import free_port
 from tests.serving import write_tiny
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -388,6 +390,36 @@ def test_inputs_that_are_refused(options: BatchOptions, tmp_path: Path) -> None:
     assert not options.out.exists()
     pytest.importorskip("pyarrow")
     assert "not Parquet" in refused(replace(options, source=options.source.rename(tmp_path / "x.parquet")))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://localhost:{}", "[::1]:{}", "127.0.0.1:70000", "nope"])
+def test_clusters_that_do_not_answer_are_refused(
+    options: BatchOptions, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        assert ":" not in address, "it would try for minutes"
+        raise ValueError("Invalid address format")
+
+    monkeypatch.setattr(ray, "init", init)
+    address = address.format(free_port())
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    says = refused(replace(options, ray=True))
+    assert f"RAY_ADDRESS is {address!r}" in says and "host:port" in says
+
+
+def test_what_ray_says_of_a_cluster_is_told(options: BatchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("no such cluster\nand more")
+
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for address in ("auto", f"127.0.0.1:{listening.getsockname()[1]}"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert "(no such cluster)" in refused(replace(options, ray=True))
 
 
 def test_folders_that_are_refused(options: BatchOptions) -> None:
