@@ -73,6 +73,7 @@ def parse(number: int, text: str, fill: Fill) -> Line:
     try:
         record = _record(text)
         name = _name(record, name)
+        _refuse_bytes(record)
         return Line(number, text, name, _asked(record, name, fill))
     except (BadLine, Refused) as why:
         return Line(number, text, name, why)
@@ -85,11 +86,15 @@ def _record(text: str) -> dict[str, Any]:
         raise BadLine("invalid_json_line", "The line is not valid JSON.") from None
     if not isinstance(found, dict):
         raise BadLine("invalid_json_line", "The line is not a JSON object.")
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeError:  # bytes of another encoding, or half of a character in an escape
-        raise BadLine("invalid_json_line", "The line is not valid UTF-8 text; convert the file.") from None
     return _told(found)
+
+
+def _refuse_bytes(record: Mapping[str, Any]) -> None:
+    """Of another encoding, or half of a character in an escape."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise Refused(400, "The line is not valid UTF-8 text; convert the file.", "invalid_value") from None
 
 
 def _told(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Scheduler:
                 self._remembered = time.monotonic()
 
     def _turn(self) -> bool:
-        """Whether a round wrote something: prompts can be read where every draft fails."""
+        """Whether a round wrote something, or an answer ended: prompts can be read where every draft fails."""
         self._drop()
         self._admit()
         if not self._batch.requests:
@@ -192,7 +192,7 @@ class Scheduler:
             if request.finished:
                 self._end(job)
             job.tell(step)
-        return round is not None
+        return round is not None or any(request.finished for request in steps)
 
     def _drop(self) -> None:
         """Let go of jobs whose client or whose time is gone."""
