@@ -55,9 +55,9 @@ def _failure(device: torch.device) -> str | None:
     """Why not even a small kernel runs: Python's headers are missing, its cache cannot be written …"""
     from draftwood.attention.triton_rows import rows_attention
 
-    query = torch.zeros(1, 1, 16, dtype=torch.bfloat16, device=device)
-    keys = query.expand(1, 16, 16)[None].contiguous()
     try:
+        query = torch.zeros(1, 1, 16, dtype=torch.bfloat16, device=device)
+        keys = query.expand(1, 16, 16)[None].contiguous()
         rows_attention(query, keys, keys, torch.zeros(1, dtype=torch.int64, device=device), 1.0).sum().item()
     except Exception as error:  # whatever compilers and drivers raise
         return f"a first kernel failed ({first_line(error)})"

@@ -283,6 +283,10 @@ def test_it_declines_where_triton_cannot_work(monkeypatch: pytest.MonkeyPatch) -
     missing = triton_backend.missing.__wrapped__  # without the memory
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(triton_backend.shutil, "which", lambda name: "/usr/bin/" + name)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", lambda *_, **__: 1 / 0)  # as a kernel that finds no Python.h: whatever is raised
+        assert missing(torch.device("cuda")) == "a first kernel failed (division by zero)"
+    monkeypatch.setattr(triton_backend, "_failure", lambda device: None)
     assert missing(torch.device("cuda")) is None
     monkeypatch.setattr(triton_backend.shutil, "which", lambda name: None)
     assert "C compiler" in missing(torch.device("cuda"))
