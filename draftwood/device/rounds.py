@@ -205,7 +205,8 @@ class DeviceRounds:
         if self._settled is not None:
             travel = 0.0 if early else now - self._verifying.begun - self._verifying.seconds
             clock.exposed = max(self._verifying.begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
-        self._settled = now
+        if self.ahead:  # else the device works for no longer than the host waits, and its laps are all of it
+            self._settled = now
         if not self._drafts:
             self._owed += len(verdict.tokens)
         return [verdict]

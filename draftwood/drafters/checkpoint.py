@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,37 @@ def _shards(folder: Path) -> list[Path]:
         found = f"only {pickles[0]}, a pickle that could run code" if pickles else "no weights"
         raise BadModel(f"{folder} has {found}; draftwood loads drafters from safetensors files.")
     return shards
+
+
+class Taker:
+    """Hands out a checkpoint's tensors by name, checked, on the right device; knows what nobody asked for."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], name: str, form: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Consumes `tensors`, those of drafter `name`; `form` is what it is one of, such as DFlash."""
+        self.tensors, self.name, self.form, self.device, self.dtype = tensors, name, form, device, dtype
+
+    def __call__(self, key: str, *shape: int) -> Tensor:
+        tensor = self.tensors.pop(key, None)
+        if tensor is None:
+            raise BadModel(
+                f"The drafter {self.name} lacks the tensor {key} of a checkpoint of {self.form}; fetch it again."
+            )
+        if tuple(tensor.shape) != shape:
+            raise BadModel(
+                f"In the drafter {self.name} the tensor {key} is {list(tensor.shape)}, but its config.json "
+                f"asks for {list(shape)}; the two files do not belong together."
+            )
+        return tensor.to(self.device, self.dtype)
+
+    def has(self, key: str) -> bool:
+        return key in self.tensors
+
+    def nothing_left(self, but: Sequence[str]) -> None:
+        left = sorted(key for key in self.tensors if key not in but and not key.endswith("inv_freq"))
+        if left:
+            raise BadModel(
+                f"The drafter {self.name} has a tensor {left[0]} that no {self.form} model of its config.json has "
+                f"({len(left)} such in all); it is of another architecture or its config.json is incomplete."
+            )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.decoder import Layer, heads_norm, norm
+from draftwood.drafters.checkpoint import Taker
 from draftwood.drafters.dflash_config import DFlashConfig
 from draftwood.errors import BadModel
 from draftwood.packing import linear
@@ -47,7 +48,7 @@ def build_weights(
 ) -> Weights:
     """Consumes `tensors`. Raises BadModel for missing, misshapen and foreign ones."""
     _refuse_dflash2(tensors, name)
-    take = _Taker(tensors, name, device, dtype)
+    take = Taker(tensors, name, "DFlash", device, dtype)
     hidden, layers, keys_values, k_norms = config.hidden_size, [], [], []
     for i in range(config.num_layers):
         attention = f"layers.{i}.self_attn."
@@ -70,37 +71,8 @@ def build_weights(
         layers=tuple(layers),
         norm=take("norm.weight", hidden),
     )
-    take.nothing_left()
+    take.nothing_left(but=SHARED)
     return weights
-
-
-class _Taker:
-    """Hands out tensors by name, checked, on the right device; knows what nobody asked for."""
-
-    def __init__(self, tensors: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype) -> None:
-        self.tensors, self.name, self.device, self.dtype = tensors, name, device, dtype
-
-    def __call__(self, key: str, *shape: int) -> Tensor:
-        tensor = self.tensors.pop(key, None)
-        if tensor is None:
-            raise BadModel(f"The drafter {self.name} lacks the tensor {key} of a DFlash checkpoint; fetch it again.")
-        if tuple(tensor.shape) != shape:
-            raise BadModel(
-                f"In the drafter {self.name} the tensor {key} is {list(tensor.shape)}, but its config.json "
-                f"asks for {list(shape)}; the two files do not belong together."
-            )
-        return tensor.to(self.device, self.dtype)
-
-    def has(self, key: str) -> bool:
-        return key in self.tensors
-
-    def nothing_left(self) -> None:
-        left = sorted(key for key in self.tensors if key not in SHARED and not key.endswith("inv_freq"))
-        if left:
-            raise BadModel(
-                f"The drafter {self.name} has a tensor {left[0]} that no DFlash model of its config.json has "
-                f"({len(left)} such in all); it is of another architecture or its config.json is incomplete."
-            )
 
 
 def _attention_parts(config: DFlashConfig) -> dict[str, int]:
@@ -109,14 +81,14 @@ def _attention_parts(config: DFlashConfig) -> dict[str, int]:
     return {"q": config.num_heads * config.head_dim, "k": narrow, "v": narrow}
 
 
-def _fused(take: _Taker, prefix: str, parts: dict[str, int], width: int, biased: bool) -> tuple[Tensor, Tensor | None]:
+def _fused(take: Taker, prefix: str, parts: dict[str, int], width: int, biased: bool) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of several projections of one input as one."""
     weight = torch.cat([take(f"{prefix}{part}_proj.weight", size, width) for part, size in parts.items()])
     bias = torch.cat([take(f"{prefix}{part}_proj.bias", size) for part, size in parts.items()]) if biased else None
     return weight, bias
 
 
-def _layer(take: _Taker, prefix: str, config: DFlashConfig, qkv: nn.Module, qk_norm: Tensor | None) -> Layer:
+def _layer(take: Taker, prefix: str, config: DFlashConfig, qkv: nn.Module, qk_norm: Tensor | None) -> Layer:
     hidden, inner, wide = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     mlp = prefix + "mlp."
     return Layer(
@@ -130,7 +102,7 @@ def _layer(take: _Taker, prefix: str, config: DFlashConfig, qkv: nn.Module, qk_n
     )
 
 
-def _qk_norm(take: _Taker, attention: str, config: DFlashConfig) -> Tensor | None:
+def _qk_norm(take: Taker, attention: str, config: DFlashConfig) -> Tensor | None:
     """`[H + G, D]`: one row per head, so that queries and keys are normalised at once; None if absent."""
     if not take.has(attention + "q_norm.weight") and not take.has(attention + "k_norm.weight"):
         return None

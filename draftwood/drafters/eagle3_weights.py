@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.drafters import mark
-from draftwood.drafters.checkpoint import checkpoint_folder, read_json, read_tensors, weight_files
+from draftwood.drafters.checkpoint import Taker, checkpoint_folder, read_json, read_tensors, weight_files
 from draftwood.drafters.dflash_config import Keys, read_rope
 from draftwood.errors import BadModel
 from draftwood.packing import linear
@@ -123,25 +123,18 @@ def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
 
 
 def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Eagle3Weights:
-    """Raises BadModel for what is missing or misshapen."""
+    """Raises BadModel for what is missing, misshapen or foreign."""
     tensors = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
     layer = next((prefix for prefix in LAYER if f"{prefix}hidden_norm.weight" in tensors), LAYER[0])
-
-    def take(key: str, *shape: int) -> Tensor:
-        tensor = tensors.pop(key, None)
-        if tensor is None or tuple(tensor.shape) != shape:
-            found = "is missing" if tensor is None else f"is {list(tensor.shape)}"
-            raise BadModel(f"In the drafter {name} the tensor {key} {found}; {FORM} has {list(shape)} there.")
-        return tensor.to(target.device, target.dtype)
-
+    take = Taker(tensors, name, "EAGLE-3", target.device, target.dtype)
     h, inner = config.hidden_size, config.intermediate_size
     widths = {"q": config.num_heads * config.head_dim} | dict.fromkeys("kv", config.num_kv_heads * config.head_dim)
     qkv = [take(f"{layer}self_attn.{part}_proj.weight", width, 2 * h) for part, width in widths.items()]
-    head = linear(take("lm_head.weight", config.draft_vocab, h)) if "lm_head.weight" in tensors else None
+    head = linear(take("lm_head.weight", config.draft_vocab, h)) if take.has("lm_head.weight") else None
     ids = _ids(tensors, config, name, target)
     if ids is not None and head is None:
         raise BadModel(f"The drafter {name} has a d2t, but no lm_head.weight that names its tokens; fetch it again.")
-    embedding = take("embed_tokens.weight", target.vocab_size, h) if "embed_tokens.weight" in tensors else None
+    embedding = take("embed_tokens.weight", target.vocab_size, h) if take.has("embed_tokens.weight") else None
     weights = Eagle3Weights(
         fc=linear(take("fc.weight", h, TAPS * h)),
         input_norm=take(f"{layer}input_layernorm.weight", h),
@@ -156,12 +149,7 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
         ids=ids,
         embedding=None if embedding is None or _targets(embedding, target) else embedding,
     )
-    left = sorted(key for key in tensors if key not in ("d2t", "t2d") and not key.endswith("inv_freq"))
-    if left:
-        raise BadModel(
-            f"The drafter {name} has a tensor {left[0]} that {FORM} does not ({len(left)} such in all); it is of "
-            "another architecture, and would draft nonsense."
-        )
+    take.nothing_left(but=("d2t", "t2d"))
     return weights
 
 
