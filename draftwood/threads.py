@@ -1,4 +1,7 @@
-"""How many threads a step is quickest with: threads wait for each other, and long where others use their cores."""
+"""What `doctor` says of threads: they wait for each other, and long where others use their cores.
+
+Compiled products follow the load by themselves (`cores.py`); of PyTorch's it is said what would be quicker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import time
 
 import torch
 
+from draftwood.cores import EVERY_S, Load, fitting, usable
+from draftwood.native.products import takes
 from draftwood.precision import step
 
 TURNS, TURN_S = 4, 0.1  # each number of threads has so many turns of so many seconds
@@ -13,8 +18,25 @@ GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
 
 
 def advice(dtype: torch.dtype) -> str:
-    """How many threads steps have on this CPU, and how many would be quicker just now. A second or two."""
+    """How many threads steps have on this CPU, and what others' load makes of it just now. A second or two."""
+    if takes(torch.empty(2, 2, dtype=dtype)):
+        return followed(torch.get_num_threads(), free())
     return told(measure(dtype))
+
+
+def free() -> float:
+    """Cores that others leave, over the next second."""
+    load = Load()
+    load.free()
+    time.sleep(EVERY_S)
+    return load.free()
+
+
+def followed(most: int, free: float) -> str:
+    """A sentence about steps that take as many threads as have cores."""
+    if (now := fitting(most, free)) == most:
+        return f"{most}"
+    return f"{most}, but {now} just now: {free:.1f} of {usable()} cores are free, and threads would wait for each other"
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports that read it: no test waits for a hub
@@ -19,6 +20,7 @@ import pytest
 import transformers
 from hypothesis import settings
 
+from draftwood import cores
 from draftwood.native.build import operators
 from draftwood.target import Target
 from tests.reference import tiny_target
@@ -61,6 +63,14 @@ def compiled(isolated_home: None) -> None:
     """The compiled operators, or a skip. A mark would ask while tests are collected: in the user's own cache."""
     if operators().library is None:
         pytest.skip(operators().reason)
+
+
+@pytest.fixture
+def changing_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of a compiled operator takes another number of threads, as where other programs come and go."""
+    numbers = cycle((1, 2, 3, 4))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(cores, "fitting", lambda most, free: next(numbers))
 
 
 @pytest.fixture(scope="session", autouse=True)

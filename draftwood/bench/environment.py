@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from draftwood.cores import usable
 from draftwood.memory import group_limit
 from draftwood.processor import processor
 
@@ -30,7 +31,7 @@ def environment() -> dict[str, Any]:
         "versions": {name: installed(name) for name in PACKAGES},
         "system": platform.platform(),
         "processor": processor(),
-        "cores": usable_cores(),
+        "cores": usable(),
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "memory_bytes": memory_bytes(),
@@ -70,11 +71,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def usable_cores() -> int | None:
-    """Cores that this process may use, where the system tells, else all."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 
 def memory_bytes() -> int | None:

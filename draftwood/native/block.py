@@ -7,9 +7,9 @@ from ctypes import Structure, addressof, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from draftwood.cores import threads
 from draftwood.errors import BadModel
 from draftwood.native.build import address, library
 from draftwood.native.forward import Fused, Native
@@ -54,7 +54,7 @@ class Blocks:
         stands = _Behind(taps, slots, behind.waiting, behind.context, behind.room)
         found = _Found(address(keys), heat, depth, k, *map(address, (tokens, logp, pairs)))
         what = byref(own), byref(stands), (c_int64 * size)(*block), c_int64(size), byref(found)
-        if library().draft_block(*what, torch.get_num_threads()):
+        if library().draft_block(*what, threads()):
             raise BadModel(f"A block of {size} tokens behind {behind.context} found no memory.")
         lattice = Lattice(tokens, logp)
         return lattice if pairs is None else Trellis(lattice, pairs, grown)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.accept import Verdict
+from draftwood.cores import threads
 from draftwood.errors import BadModel
 from draftwood.native.build import library, operators
 from draftwood.noise import Ahead
@@ -75,7 +76,7 @@ def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int
     heat, under = np.array(temperatures, np.float64), np.array(keys, np.int64)
     at = [c_void_p(address) for address in (heat.ctypes.data, under.ctypes.data, places.data_ptr())]
     first, sizes = c_void_p(logits.data_ptr()), map(c_int64, logits.shape)
-    library().draw_each(first, *sizes, *at, torch.get_num_threads())
+    library().draw_each(first, *sizes, *at, threads())
     if len(places) and int(places.min()) < 0:
         raise BadModel(f"Draws from {logits.shape[1]} tokens found no memory.")
     return places
@@ -105,7 +106,7 @@ def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | 
     given = (logits, places, logp, names, keys, scratch)
     addresses = (c_void_p(None if part is None else part.data_ptr()) for part in given)
     sizes = map(c_int64, (*logits.shape, k))
-    library().candidates(*addresses, *sizes, c_double(heat), torch.get_num_threads())
+    library().candidates(*addresses, *sizes, c_double(heat), threads())
     return places, logp
 
 
@@ -116,6 +117,6 @@ def pairs(rows: Tensor, logp: Tensor, before: Tensor, after: Tensor) -> Tensor:
     tensors = (rows.contiguous(), logp.contiguous(), before, after, out)
     sizes = map(c_int64, (depths, k, before.shape[1]))
     addresses = (c_void_p(tensor.data_ptr()) for tensor in tensors)
-    if library().pair_scores(*addresses, *sizes, torch.get_num_threads()):
+    if library().pair_scores(*addresses, *sizes, threads()):
         raise BadModel(f"{k} candidates of a depth found no memory for their scores.")
     return out

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood.cores import threads
 from draftwood.decoder import Layer, Shape, Sight
 from draftwood.errors import BadModel
 from draftwood.native import records
@@ -135,7 +136,7 @@ class Native:
             tapping.at, c_int64(len(tapping.table)), byref(self._sizes), byref(self._around),
             numbers(*tokens.tolist()), numbers(*positions.tolist()), c_int64(rows), at(cosines), at(sines),
             *parts.everywhere(), at(taps), tapping.last, c_int64(len(tapped) * hidden), at(wanted), c_int64(wants),
-            c_void_p(found.begin), _threads(),
+            c_void_p(found.begin), threads(),
         ):  # fmt: skip
             raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
         return Verified(out, taps, found) if self._head else Verified(self._headed(out), taps)
@@ -187,7 +188,7 @@ class Native:
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
             at(taps), c_int64(taps.shape[1]), byref(fused.fuse), at(fused.norm), byref(fused.kv), at(fused.k_norm),
-            c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, _threads(),
+            c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, threads(),
         ):  # fmt: skip
             raise BadModel(f"{parts.longest - start} context features found no memory.")
 
@@ -196,13 +197,13 @@ class Native:
         out = torch.empty_like(x)
         taken = at(tap), c_int64(0 if tap is None else tap.stride(0))
         eps, sizes = c_float(self._shape.norm_eps), _sizes(*x.shape)
-        self.built.functions.add_norm(at(x), at(delta), at(weight), at(out), *taken, eps, *sizes, _threads())
+        self.built.functions.add_norm(at(x), at(delta), at(weight), at(out), *taken, eps, *sizes, threads())
         return out
 
     def _swiglu(self, gate_up: Tensor) -> Tensor:
         """`[N, I]` of `[N, 2 I]`."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self.built.functions.swiglu(at(gate_up), at(out), *_sizes(*out.shape), _threads())
+        self.built.functions.swiglu(at(gate_up), at(out), *_sizes(*out.shape), threads())
         return out
 
     def _attend(
@@ -221,10 +222,10 @@ class Native:
         sizes = _sizes(shape.heads, shape.kv_heads, shape.head_dim)
         turn = (at(layer.qk_norm), at(cos), at(sin))
         functions.rotate_store(
-            at(qkv), c_int64(qkv.stride(0)), *turn, at(q), *where, *sizes, c_float(shape.norm_eps), _threads()
+            at(qkv), c_int64(qkv.stride(0)), *turn, at(q), *where, *sizes, c_float(shape.norm_eps), threads()
         )
         seen = torch.zeros_like(q)  # rows of no token go through the products, too
-        how = (c_int64(window or 0), c_float(self._scale), _threads())
+        how = (c_int64(window or 0), c_float(self._scale), threads())
         if functions.attend(at(q), *where, at(seen), *sizes, *how):
             raise BadModel(f"Attention over {longest} tokens found no memory for its scores.")
         return seen.flatten(1)
@@ -257,7 +258,3 @@ def _inner(layers: Sequence[Layer]) -> int:
 
 def _sizes(*sizes: int) -> list[c_int64]:
     return [c_int64(size) for size in sizes]
-
-
-def _threads() -> int:
-    return torch.get_num_threads()

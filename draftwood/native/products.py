@@ -7,6 +7,7 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from draftwood.cores import threads
 from draftwood.errors import BadModel
 from draftwood.native.build import in_panels, library, operators
 
@@ -37,7 +38,7 @@ class Panels:
         parts = (x, self._panels, bias, out)
         addresses = [c_void_p(None if part is None else part.data_ptr()) for part in parts]
         sizes = map(c_int64, (rows, self._depth, self._width))
-        if library().multiply(*addresses, *sizes, torch.get_num_threads()):
+        if library().multiply(*addresses, *sizes, threads()):
             raise BadModel(f"A product of {rows} rows found no memory.")
         return out
 

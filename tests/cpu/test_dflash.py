@@ -328,7 +328,7 @@ def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
     assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("compiled", "changing_threads")
 @torch.inference_mode()
 @pytest.mark.parametrize("form", COMPILED)
 @pytest.mark.parametrize(("kept", "paired"), [(None, False), ([*range(3, 60, 2)], True), (None, True)])

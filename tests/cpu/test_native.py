@@ -223,6 +223,7 @@ def own_products() -> None:
 
 
 @compiled
+@pytest.mark.usefixtures("changing_threads")
 @pytest.mark.parametrize("width, depth", [(1, 2), (31, 64), (960, 576), (100, 1536)])
 def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(
     width: int, depth: int, any_processor: Built, monkeypatch: pytest.MonkeyPatch
@@ -240,12 +241,11 @@ def test_products_are_as_close_to_the_truth_as_pytorchs_and_rows_know_no_others(
         torchs = torch.nn.functional.linear(x, weight, part)
         assert (found - truth).abs().mean() <= 1.01 * (torchs - truth).abs().mean()
         for rows in range(1, 30):
-            monkeypatch.setattr(torch, "get_num_threads", lambda rows=rows: 1 + rows % 4)
             assert torch.equal(panels.product(x[:, :rows], part), found[:, :rows])
     assert panels.product(x[:, :0], None).shape == (2, 0, width)
 
 
-@pytest.mark.usefixtures("own_products")
+@pytest.mark.usefixtures("own_products", "changing_threads")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_sliding"])
 def test_all_layers_in_one_call_give_the_bits_of_a_call_for_each_operator(family: str) -> None:
     target, tree = lean(family, pack=True, dtype=torch.bfloat16), random_tree(12)
