@@ -18,9 +18,9 @@ GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
 
 
 def advice(dtype: torch.dtype) -> str:
-    """How many threads steps have on this CPU, and what others' load makes of it just now. A second or two."""
-    if takes(torch.empty(2, 2, dtype=dtype)):
-        return followed(torch.get_num_threads(), free())
+    """How many threads steps have on this CPU, and how many they take or would be quicker with just now. Some seconds."""
+    if takes(torch.empty(2, 2, dtype=dtype)) and (said := followed(torch.get_num_threads(), free())):
+        return said
     return told(measure(dtype))
 
 
@@ -32,10 +32,11 @@ def free() -> float:
     return load.free()
 
 
-def followed(most: int, free: float) -> str:
-    """A sentence about steps that take as many threads as have cores."""
-    if (now := fitting(most, free)) == most:
-        return f"{most}"
+def followed(most: int, free: float) -> str | None:
+    """A sentence about steps that take fewer threads, since only so many cores are free."""
+    now = fitting(most, free)
+    if now == most:
+        return None
     return f"{most}, but {now} just now: {free:.1f} of {usable()} cores are free, and threads would wait for each other"
 
 
