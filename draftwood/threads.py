@@ -18,7 +18,7 @@ GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
 
 
 def advice(dtype: torch.dtype) -> str:
-    """How many threads steps have on this CPU, and how many they take or would be quicker with just now. Some seconds."""
+    """How many threads steps have on this CPU, and how many would serve them better just now. Some seconds."""
     if takes(torch.empty(2, 2, dtype=dtype)) and (said := followed(torch.get_num_threads(), free())):
         return said
     return told(measure(dtype))
