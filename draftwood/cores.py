@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import dataclass
 from functools import cache
 from math import floor, inf
 from pathlib import Path
@@ -39,20 +40,42 @@ def load() -> Load:
     return Load()
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What others have had of this process's cores until now, in seconds."""
+
+    at: float
+    taken: float
+
+    def taken_since(self, before: Reading) -> float:
+        """Cores, in the mean."""
+        return max(0.0, self.taken - before.taken) / (self.at - before.at)
+
+
+def read() -> Reading:
+    return Reading(time.monotonic(), taken_s())
+
+
 class Load:
     """What others leave of the cores, read a few times a second while somebody asks."""
 
     def __init__(self) -> None:
-        self._at, self._taken, self._free = -inf, 0.0, inf
+        self._first = self._latest = read()
+        self._free = min(quota(), usable())
 
     def free(self) -> float:
         """Cores that this process could have had to itself since the last reading."""
-        now = time.monotonic()
-        if (since := now - self._at) >= EVERY_S:
-            taken = taken_s()
-            others = max(0.0, taken - self._taken) / since
-            self._at, self._taken, self._free = now, taken, min(quota(), usable() - others)
+        if time.monotonic() - self._latest.at >= EVERY_S:
+            before, self._latest = self._latest, read()
+            self._free = min(quota(), usable() - self._latest.taken_since(before))
         return self._free
+
+    def others(self) -> float | None:
+        """Cores that others have taken in the mean since the first reading; None where the system does not tell, and in
+        the first second."""
+        now = read()
+        told = sys.platform == "linux" and now.at - self._first.at >= EVERY_S
+        return now.taken_since(self._first) if told else None
 
 
 def usable() -> int:

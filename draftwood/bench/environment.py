@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from draftwood.cores import usable
+from draftwood.cores import load, usable
 from draftwood.memory import group_limit
 from draftwood.processor import processor
 
@@ -32,6 +32,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": processor(),
         "cores": usable(),
+        "cores_of_others": load().others(),  # in the mean, since this process began to compute
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "memory_bytes": memory_bytes(),

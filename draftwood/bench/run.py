@@ -19,6 +19,7 @@ from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
 from draftwood.bench.records import check_writable, recording, write_summary
 from draftwood.bench.report import print_tables, progress_bar
 from draftwood.bench.stats import PLAIN
+from draftwood.cores import ENOUGH, usable
 from draftwood.latency import Machine, Work
 from draftwood.llm import LLM, load
 from draftwood.recording import Header
@@ -148,5 +149,7 @@ def show(summary: Summary, facts: dict[str, Any], options: BenchOptions) -> None
         return
     if not options.json:
         print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"], summary.against)
+    if (taken := facts["environment"]["cores_of_others"] or 0.0) > ENOUGH:
+        notes.print(f"Other programs took {taken:.1f} of {usable()} cores meanwhile, which slowed down all of this.")
     if options.out is not None:
         notes.print(save_plots(summary.policies, options.out), soft_wrap=True, markup=False)

@@ -24,6 +24,7 @@ from draftwood.bench.measure import Settings, Summary
 from draftwood.bench.options import BenchOptions
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.stats import PLAIN, TRANSFORMERS, Run, bootstrap, compare, jsonable, summarize, what_if
+from draftwood.cores import Load
 from draftwood.errors import BadInput, DraftwoodError, MissingExtra
 from draftwood.footprint import Footprint
 from draftwood.latency import Machine, Work
@@ -409,6 +410,15 @@ def test_json_alone_leaves_stdout_to_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM())
     run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=1, json=True))
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("taken", "told"), [(0.93, True), (0.1, False), (None, False)])
+def test_a_neighbour_that_slowed_it_down_is_told(taken: float | None, told: bool, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run, "load", lambda *_, **__: FakeLLM())
+    monkeypatch.setattr(Load, "others", lambda self: taken)
+    facts = run.run_bench(BenchOptions(policies=[TREE], max_new_tokens=20, limit=4, json=True))
+    assert facts["environment"]["cores_of_others"] == taken
+    assert ("Other programs took 0.9 of " in capsys.readouterr().err) == told
 
 
 def test_an_interrupted_command_writes_what_it_has_and_passes_the_interrupt_on(tmp_path, monkeypatch, capsys) -> None:
