@@ -12,14 +12,16 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import cache
-from math import floor, inf
+from math import floor
 from pathlib import Path
 
 import torch
 
+from draftwood import container
+
 EVERY_S = 1.0  # between readings: bursts shorter than that cost less than a thread does
 ENOUGH = 0.4  # of a core is worth a thread, as the scheduler shares one
-STAT, QUOTA = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")  # where Linux tells of cores, and of a container's
+STAT = Path("/proc/stat")  # where Linux tells what cores did
 USER, NICE, SYSTEM, IRQ, SOFT_IRQ, STEAL = 1, 2, 3, 6, 7, 8  # ticks of a core there, by what they went to
 
 
@@ -61,13 +63,13 @@ class Load:
 
     def __init__(self) -> None:
         self._first = self._latest = read()
-        self._free = min(quota(), usable())
+        self._free = min(container.cores(), usable())
 
     def free(self) -> float:
         """Cores that this process could have had to itself since the last reading."""
         if time.monotonic() - self._latest.at >= EVERY_S:
             before, self._latest = self._latest, read()
-            self._free = min(quota(), usable() - self._latest.taken_since(before))
+            self._free = min(container.cores(), usable() - self._latest.taken_since(before))
         return self._free
 
     def others(self) -> float | None:
@@ -81,14 +83,6 @@ class Load:
 def usable() -> int:
     """Cores that this process may run on, where the system tells, else all."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def quota() -> float:
-    """How many cores' time a container may take."""
-    with contextlib.suppress(OSError, ValueError):
-        allowed, period = QUOTA.read_text(encoding="ascii").split()
-        return int(allowed) / int(period)
-    return inf
 
 
 def taken_s() -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from draftwood import container
 from draftwood.cache import kv_widths
 from draftwood.drafters.base import Drafter, Placeable
 from draftwood.errors import BadInput
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 DRAWN_TOGETHER, DRAW_COPIES = 32, 4  # rows that are drawn from at once, and float64 copies of their scores
 LEAST_REQUEST = 512  # tokens: a model that leaves no room for these is of no use
-GROUP = Path("/sys/fs/cgroup")  # where Linux tells a container's limits
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -60,7 +60,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return min((free for free in (_system_free(), _group_free()) if free is not None), default=None)
+    return min((free for free in (_system_free(), container.free_memory()) if free is not None), default=None)
 
 
 def _system_free() -> int | None:
@@ -69,24 +69,6 @@ def _system_free() -> int | None:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return None
-
-
-def _group_free() -> int | None:
-    """What a container's limit leaves, its page cache not counted as used."""
-    if (limit := group_limit()) is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        used = int((GROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(stat["file"]))
-    return None
-
-
-def group_limit() -> int | None:
-    """What a container may have in all; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((GROUP / "memory.max").read_text())
     return None
 
 

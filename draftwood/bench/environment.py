@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from draftwood import container
 from draftwood.cores import load, usable
-from draftwood.memory import group_limit
 from draftwood.processor import processor
 
 PACKAGES = ("draftwood", "torch", "transformers", "tokenizers", "numpy", "datasets", "triton")
@@ -79,7 +79,7 @@ def memory_bytes() -> int | None:
     if sys.platform == "win32":
         return None
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(physical, group_limit() or physical)
+    return min(physical, container.memory() or physical)
 
 
 def gpu(index: int) -> dict[str, Any]:

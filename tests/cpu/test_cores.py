@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwood import cores, threads
-from draftwood.cores import EVERY_S, Load, fitting, quota, taken_s, usable
+from draftwood import container, cores, threads
+from draftwood.cores import EVERY_S, Load, fitting, taken_s, usable
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what cores do")
 
@@ -44,7 +44,7 @@ def test_a_busy_neighbour_is_seen() -> None:
     os.sched_setaffinity(0, mine)  # and the neighbour's
     try:
         load = Load()
-        assert load.free() == min(quota(), len(mine)) and load.others() is None, "nothing is known yet"
+        assert load.free() == min(container.cores(), len(mine)) and load.others() is None, "nothing is known yet"
         with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as neighbour:
             time.sleep(EVERY_S)
             free, others = load.free(), load.others()
@@ -83,19 +83,6 @@ def test_where_nothing_is_told_all_cores_are_free(
     stat(tmp_path, monkeypatch, *lines)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     assert taken_s() == 0 and Load().free() == usable() == 1
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"), [("150000 100000", 1.5), ("max 100000", float("inf")), ("", float("inf"))]
-)
-def test_a_container_may_have_less_than_the_machine(
-    written: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(cores, "QUOTA", limit)
-    assert quota() == float("inf"), "no such file"
-    limit.write_text(written)
-    assert quota() == expected
 
 
 def test_compiled_steps_ask_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

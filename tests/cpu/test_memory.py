@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from draftwood import llm, memory, registry
-from draftwood.bench import environment
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
@@ -99,15 +98,6 @@ def test_a_gpu_also_has_what_pytorch_keeps_for_later(monkeypatch: pytest.MonkeyP
 def test_where_nobody_knows_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: None)
     memory.require(Need(target=2**60), CPU, "It", "no")
-
-
-def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("max", "1000"), ("current", "700"), ("stat", "anon 500\nfile 200\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
-    assert memory._group_free() == 500 and memory.group_limit() == 1000 == environment.memory_bytes()
-    (tmp_path / "memory.max").write_text("max")
-    assert memory._group_free() is None
 
 
 def test_linux_says_what_is_free() -> None:
