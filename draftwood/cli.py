@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +38,8 @@ from draftwood.serve import command as serving
 from draftwood.terminal import load
 from draftwood.train import commands
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a disk that takes no more
 FIRST_SPEAKS_S = 30
 LASTING = 50_000  # objects between two looks for cycles: imports make a million that stay
 TOGETHER = ("generate", "train")  # commands that several processes may run together
@@ -63,7 +66,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         given[:2] = [f"bench-{given[1]}"]
     try:
         refuse_company(given)
-        sys.exit(app(given, prog_name="draftwood", standalone_mode=False))
+        code = app(given, prog_name="draftwood", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
         if config().rank > 0 and not isinstance(mistake, LostProcess):
@@ -73,6 +78,14 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *FULL):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what waits there fails again at the end
+        if error.errno == errno.EPIPE:
+            sys.exit(NOBODY_READS)
+        print(f"draftwood: Nothing more can be written ({error.strerror}); make room, and try again.", file=sys.stderr)
+        sys.exit(BAD_INPUT)
 
 
 @app.command()

@@ -83,7 +83,8 @@ class Drafting:
         with clock("grow"):
             found = [foreseen(d, ask.ahead) if ask.ahead else d for d, ask in zip(found, asks, strict=True)]
             trees = list(map(grown, asked, found))
-            self._require_known(trees, self._drafter.name)
+            self._require_known(trees)
+            self._require_shallow(trees)
         proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
         return [next(proposals) if drafted else None for drafted in drafts]
 
@@ -113,16 +114,25 @@ class Drafting:
             return 0
         return ask.depth if self._deepens else None
 
-    def _require_known(self, trees: Sequence[Tree], drafter: str) -> None:
+    def _require_known(self, trees: Sequence[Tree]) -> None:
         """Raise BadModel for tokens that the target does not know: they would be looked up beyond its weights."""
         for tree in trees:
             tokens = tree.tokens.tolist()
             least, most = min(tokens), max(tokens)
             if least < 0 or most >= self._vocab:
                 raise BadModel(
-                    f"The drafter {drafter} proposed the token id {least if least < 0 else most}, but "
+                    f"The drafter {self._drafter.name} proposed the token id {least if least < 0 else most}, but "
                     f"{self._target.name} knows the ids 0 to {self._vocab - 1}; use a drafter made for this target."
                 )
+
+    def _require_shallow(self, trees: Sequence[Tree]) -> None:
+        """Raise BadModel for nodes deeper than a drafter says it goes: a device's buffers have no room for them."""
+        deepest, most = max((int(tree.depths.max()) for tree in trees), default=0), self._drafter.max_depth
+        if deepest > most:
+            raise BadModel(
+                f"The drafter {self._drafter.name} proposed a token at depth {deepest}, but its max_depth is {most}; "
+                "its author has to raise it."
+            )
 
     def _asks(self, request: Request) -> base.Request:
         asked = limits.asked(request.policy, request.acceptance, request.remaining)

@@ -40,6 +40,7 @@ WARPERS = {  # the parameter that each of them has, in the order in which they a
     MinPLogitsWarper: "min_p",
 }
 HARMLESS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "logits_to_keep")
+COPIES = ("num_beams", "num_return_sequences")  # what makes a batch of one text
 NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -61,6 +62,9 @@ class CustomGenerate:
         **more: Any,
     ) -> Any:
         """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
+        for name in COPIES:
+            if (getattr(generation_config, name, None) or 1) > 1:
+                raise BadInput(f"draftwood writes one text, without a beam search; leave out {name}.")
         if input_ids.shape[0] != 1:
             raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
         check_inputs(generation_config, more)

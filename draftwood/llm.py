@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
@@ -225,9 +225,7 @@ class LLM:
 
     def encode(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> list[int]:
         """Token ids of a prompt: through the chat template, or as it stands if `raw` or there is no template."""
-        empty = not prompt or (isinstance(prompt, str) and not prompt.strip())
-        if empty:
-            raise BadInput("The prompt is empty; give some text to continue or to answer.")
+        _check_prompt(prompt)
         if raw or self.tokenizer.chat_template is None:
             if not isinstance(prompt, str) or system is not None:
                 raise BadInput("Messages and system prompts need a chat template; give plain text without --system.")
@@ -320,6 +318,14 @@ def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
     if not embedded:
         return registry.UNTRAINED
     return ["shipped", *(registry.UNTRAINED if device.type == "cpu" else ())]
+
+
+def _check_prompt(prompt: object) -> None:
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise BadInput("The prompt is empty; give some text to continue or to answer.")
+    messages = isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt)
+    if not isinstance(prompt, str) and not messages:
+        raise BadInput(f"The prompt is {prompt!r}; give a text, or a list of messages with role and content.")
 
 
 def _policy(policy: str | Policy) -> Policy:

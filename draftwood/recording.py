@@ -71,9 +71,7 @@ class Trace:
         except BadInput:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise BadInput(
-                f"{path} is not a trace ({type(error).__name__}: {error}); draftwood bench --trace makes one."
-            ) from error
+            raise BadInput(f"{path} is not a trace ({error}); draftwood bench --trace makes one.") from error
 
     def save(self, path: Path) -> None:
         start(path, self.header)

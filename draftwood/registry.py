@@ -61,7 +61,9 @@ def policy(spec: str) -> Policy:
         raise BadInput(_unknown("policy", spec, name, policy_names()))
     try:
         rule: Policy = _load(entry).parse(argument if colon else None)
-    except (ValueError, TypeError) as mistake:  # of another package's policy: ours raise BadInput
+    except BadInput:
+        raise
+    except (ValueError, TypeError) as mistake:  # of another package's policy
         raise BadInput(f"The policy {name} cannot use {argument!r}: {first_line(mistake)}") from mistake
     return rule
 
@@ -87,7 +89,13 @@ def drafter(spec: Named, target: Target) -> Drafter | None:
 
 def drafter_specs(spec: Named) -> list[str]:
     """`"ngram+recycling"` or `["ngram", "recycling"]` -> each by itself. A folder's name may hold a + of its own."""
-    given = [fspath(each) for each in ([spec] if isinstance(spec, str | PathLike) else spec)]
+    try:
+        given = [fspath(each) for each in ([spec] if isinstance(spec, str | PathLike) else spec)]
+    except TypeError:
+        raise BadInput(
+            f"The drafter is {spec!r}, not the name of one or a list of names; a class of your own gets a name as an "
+            f"entry point of the group {DRAFTERS}."
+        ) from None
     return [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
 
 

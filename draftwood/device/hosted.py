@@ -81,12 +81,15 @@ class HostedRounds(DeviceRounds):
         self._said: Tensor | None = None  # logits of what was verified, the root first
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
+        state = self._drafter.open(request.capacity)  # may fail, and then nothing has been taken yet
         super().join(request, prefix)
-        self._proposer.join(request, self._drafter.open(request.capacity))
+        self._proposer.join(request, state)
 
     def leave(self, request: Request) -> None:
-        self._proposer.leave(request)
-        super().leave(request)
+        try:
+            self._proposer.leave(request)
+        finally:
+            super().leave(request)
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
         return self._proposer.propose(requests, drafts, clock)

@@ -416,6 +416,28 @@ def test_doctor_leaves_as_many_threads_as_there_were(run: Run, folder: Path) -> 
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that takes nothing is Linux's")
+@pytest.mark.parametrize("command", [["--help"], ["generate", "--help"]])
+def test_a_full_disk_is_one_sentence(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "draftwood", *command], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == cli.BAD_INPUT
+    assert re.fullmatch(
+        r"draftwood: Nothing more can be written \(No space .*\); make room, and try again\.\n", done.stderr
+    )
+
+
+def test_nobody_reading_is_no_mistake() -> None:
+    command = [sys.executable, "-m", "draftwood", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read() == ""
+    assert run.returncode == cli.NOBODY_READS
+
+
 def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:
     assert doctor.embedded_state(tmp_path, whole=True) == f"converted, in {tmp_path}"
     assert "damaged" in doctor.embedded_state(tmp_path, whole=False)

@@ -24,7 +24,7 @@ from draftwood.device.mail import Mail
 from draftwood.device.rounds import DeviceRounds
 from draftwood.device.state import Report
 from draftwood.engine import Engine, Step
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, BadModel
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import Costs
 from draftwood.policies.ddtree import DDTree
@@ -275,6 +275,37 @@ def test_drafts_of_the_host_are_verified_as_there(target: Target, policy: str) -
         assert host.path == device.path and (host.tree is None) == (device.tree is None)
         if host.tree is not None and device.tree is not None:
             assert host.tree.tokens.tolist() == device.tree.tokens.tolist()
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("open", 8), ("extend", 1), ("draft", 8)])
+def test_a_drafter_that_fails_once_does_not_keep_the_device(
+    target: Target, name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when a request comes, nor when it leaves, nor under way."""
+    made = engine(target, registry.drafter("ngram", target))
+    made.device.graphs = ReplayedGraphs(target.device, late=True)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("once")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.drafter, name, fails)
+        with pytest.raises(RuntimeError, match="once"):
+            list(made.run(PROMPT, tokens))
+    assert made.backend().name == "device" and not made.device.busy
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
+def test_a_drafter_that_goes_deeper_than_it_says_is_told_so(target: Target, backend: str) -> None:
+    class Deep(Truthful):
+        def propose(self, tokens: list[int], width: int) -> Lattice:
+            found = super().propose(tokens, width)
+            return Lattice(found.tokens.repeat(2, 0), found.logp.repeat(2, 0))
+
+    made = engine(target, Deep("deep", max_depth=2), backend=backend)
+    made.device.graphs = ReplayedGraphs(target.device, late=True)
+    with pytest.raises(BadModel, match=r"deep proposed a token at depth [34], but its max_depth is 2"):
+        list(made.run(PROMPT, 20))
 
 
 def test_plain_rounds_beside_drafts_of_the_host_have_one_token(target: Target, truth: list[int]) -> None:

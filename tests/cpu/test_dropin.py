@@ -186,6 +186,13 @@ def test_what_is_not_used_is_refused(model, more: dict, says: str) -> None:
         model.generate(IDS, **{**whole, **more}, custom_generate=generate)
 
 
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+def test_more_than_one_text_is_refused(model, name: str) -> None:
+    asked = {name: 2, "max_new_tokens": 2, "do_sample": True}
+    with pytest.raises(BadInput, match=f"one text, without a beam search; leave out {name}"):
+        model.generate(IDS, **asked, custom_generate=draftwood.custom_generate("ngram"))
+
+
 def test_a_batch_is_refused(model) -> None:
     with pytest.raises(BadInput, match="one sequence"):
         model.generate(IDS.repeat(2, 1), max_new_tokens=2, custom_generate=draftwood.custom_generate("ngram"))

@@ -109,6 +109,8 @@ def test_seeds_repeat_and_do_not_depend_on_the_policy(llm: LLM) -> None:
         (dict(prompt=""), "empty"),
         (dict(prompt="   "), "empty"),
         (dict(prompt=[]), "empty"),
+        (dict(prompt=5), "The prompt is 5; give a text"),
+        (dict(prompt=["hi"]), "or a list of messages"),
         (dict(max_new_tokens=0), "max_new_tokens"),
         (dict(max_new_tokens=2.5), "whole number"),
         (dict(max_new_tokens=None), "whole number"),

@@ -106,6 +106,18 @@ def test_what_another_packages_policy_cannot_read_is_one_sentence() -> None:
         registry.policy("thirds:abc")
 
 
+@pytest.mark.parametrize("spec", ["beam:4", "ddtree:abc", "dflash:0", "bastion:x"])
+def test_a_parameter_is_named_once(spec: str) -> None:
+    with pytest.raises(BadInput, match=f"^{spec}: (?!.*{spec}[:; ])"):
+        registry.policy(spec)
+
+
+@pytest.mark.parametrize("given", [SimpleNamespace, 5, ["ngram", None]])
+def test_a_drafter_is_used_by_its_name(given: Any) -> None:
+    with pytest.raises(BadInput, match="entry point of the group"):
+        registry.check_drafters(given)
+
+
 @pytest.mark.usefixtures("plugins")
 def test_a_built_in_name_stays_built_in() -> None:
     assert registry.policy("ddtree:3").n_max == 3
