@@ -52,7 +52,7 @@ class Form:
                 "type": "object",
                 "properties": {
                     "name": {"const": f["name"]},
-                    self.key: moved(f.get("parameters") or {"type": "object"}, f"{place}/properties/{self.key}"),
+                    self.key: an_object(f.get("parameters") or {}, f"{place}/properties/{self.key}"),
                 },
                 "required": ["name", self.key],
                 "additionalProperties": False,
@@ -92,6 +92,11 @@ class Form:
         close = text.find(CLOSE, end) if self.opens == OPEN else -1
         end = close + len(CLOSE) if close >= 0 and not text[end:close].strip() else end
         return Call(value["name"], json.dumps(arguments)), end
+
+
+def an_object(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """`schema` at `place` of another one, of objects alone: a schema that names no type allows any other."""
+    return {"allOf": [moved(schema, f"{place}/allOf/0"), {"type": "object"}]}
 
 
 def moved(schema: Any, place: str) -> Any:

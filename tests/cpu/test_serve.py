@@ -228,6 +228,27 @@ def test_tools_may_refer_to_their_own_definitions_and_to_themselves(grammars: Gr
         assert any(end in allowed(grammars, grammar, f"<tool_call>\n{text}") for text in texts)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        {"type": ["object", "null"], "properties": {"x": {"type": "integer"}}},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/X"}], "$defs": {"X": {"required": ["x"]}}},
+        {"$ref": "#/$defs/X", "$defs": {"X": {"properties": {"x": {"type": "integer"}, "rest": {"$ref": "#"}}}}},
+        {"enum": [[1], "x", {"x": 1}]},
+    ],
+)
+def test_arguments_are_objects_whatever_a_schema_leaves_open(grammars: Grammars, parameters: dict) -> None:
+    for others in ([], [{"name": "g"}]):
+        grammar = HERMES.grammar([*others, {"name": "f", "parameters": parameters}])
+        begins = '<tool_call>\n{"name":"f","arguments":'
+        assert allowed(grammars, grammar, begins) == set(byte_tokenizer()("{").input_ids)
+        assert allowed(grammars, grammar, begins + '{"x":1}}') == set(byte_tokenizer()("\n").input_ids)
+    with pytest.raises(BadInput, match="cannot be used"):
+        grammars.make(HERMES.grammar([{"name": "f", "parameters": {"type": "array"}}]))
+
+
 def sentencepiece() -> PreTrainedTokenizerFast:
     """As Llama 2's: a text's own first blank is dropped when it is decoded."""
     pieces = ["<unk>", "\u2581so", "me", "\u2581", "\u2581\u2581x", "<0xC3>"]
