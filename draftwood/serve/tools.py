@@ -66,21 +66,23 @@ class Form:
 
     def read(self, text: str) -> tuple[str, list[Call]]:
         """What is not a call, and the calls. What only looks like one stays text."""
-        calls, rest, at = [], [], 0
+        calls, rest, at, sought = [], [], 0, 0
         if self.opens != OPEN and not text.lstrip().startswith("{"):
             return text, []
-        while (found := text.find(self.opens, at)) >= 0:
+        while (found := text.find(self.opens, sought)) >= 0:
             start = found + (len(OPEN) if self.opens == OPEN else 0)
-            call, end = self._call(text, start)
-            if call is None:
+            call, sought = self._call(text, start)
+            if call is not None:
+                rest.append(text[at:found])
+                calls.append(call)
+                at = sought
+            elif self.opens != OPEN:  # a brace within what cannot be read is no beginning
                 break
-            rest.append(text[at:found])
-            calls.append(call)
-            at = end
         rest.append(text[at:])
         return ("".join(rest).strip() if calls else text), calls
 
     def _call(self, text: str, start: int) -> tuple[Call | None, int]:
+        """The call that begins at `start`, if it is one, and where to read on."""
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
             value, end = json.JSONDecoder().raw_decode(text, start)
@@ -88,7 +90,7 @@ class Form:
             return None, start
         arguments = value.get(self.key, value.get("arguments")) if isinstance(value, dict) else None
         if not isinstance(arguments, dict) or not isinstance(value.get("name"), str):
-            return None, start
+            return None, end
         close = text.find(CLOSE, end) if self.opens == OPEN else -1
         end = close + len(CLOSE) if close >= 0 and not text[end:close].strip() else end
         return Call(value["name"], json.dumps(arguments)), end
@@ -130,9 +132,9 @@ class Sieve:
 
     def end(self) -> tuple[str, list[Call]]:
         """What is left of the text, and the calls in it."""
-        text, calls = self._form.read(self._held)
-        self._held = ""
-        return text, calls
+        text, calls = self._form.read(self._passed + self._held)
+        passed, self._held = self._passed.lstrip() if calls else self._passed, ""
+        return text[len(passed) :], calls
 
     def _release(self, size: int) -> str:
         text, self._held = self._held[:size], self._held[size:]

@@ -40,6 +40,7 @@ from tests.serving import tiny_llm
 
 HERMES, LLAMA = Form("<tool_call>", "arguments"), Form("{", "parameters")
 WROTE = '<tool_call>\n{"name": "a", "arguments": {"x": {"y": "</tool_call>"}}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "a", "arguments": {x: 1}}\n</tool_call>'
 CALL = Call("a", '{"x": {"y": "</tool_call>"}}')
 
 
@@ -53,6 +54,10 @@ CALL = Call("a", '{"x": {"y": "</tool_call>"}}')
         (HERMES, "<tool_call>{broken", "<tool_call>{broken", []),
         (HERMES, '<tool_call>{"name": 3, "arguments": {}}', '<tool_call>{"name": 3, "arguments": {}}', []),
         (HERMES, '<tool_call>{"name": "a", "arguments": {}}', "", [Call("a", "{}")]),
+        (HERMES, f"With <tool_call> I call: {WROTE}", "With <tool_call> I call:", [CALL]),
+        (HERMES, f"{BROKEN}\n{WROTE}", BROKEN, [CALL]),
+        (HERMES, f"{WROTE}{BROKEN} so {WROTE} there", f"{BROKEN} so  there", [CALL, CALL]),
+        (HERMES, f'<tool_call>["<tool_call>"]{WROTE}', '<tool_call>["<tool_call>"]', [CALL]),
         (LLAMA, '{"name": "a", "parameters": {"x": 1}}', "", [Call("a", '{"x": 1}')]),
         (LLAMA, 'It is {"name": "a", "parameters": {}}', 'It is {"name": "a", "parameters": {}}', []),
         (LLAMA, '{"name": "a"}', '{"name": "a"}', []),
@@ -73,6 +78,18 @@ def test_text_streams_until_a_call_may_begin(text: str, streams: str, size: int)
     rest, calls = sieve.end()
     assert passed == streams
     assert (passed + rest).strip() == HERMES.read(text)[0] and calls == HERMES.read(text)[1]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_texts_with_calls_are_the_same_streamed_and_whole(size: int) -> None:
+    parts = ("", " ", "Well. ", "<tool_call>", BROKEN, WROTE)
+    for text in map("".join, itertools.product(parts, repeat=3)):
+        sieve = Sieve(HERMES)
+        passed = "".join(sieve.push(text[at : at + size]) for at in range(0, len(text), size))
+        rest, calls = sieve.end()
+        whole = HERMES.read(text)
+        assert calls == whole[1] and len(calls) == text.count(WROTE)
+        assert (passed + rest).strip() == whole[0].strip() and (calls or passed + rest == text)
 
 
 def test_templates_say_how_calls_look() -> None:
