@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # of a function
 
 
 class Strict(BaseModel):
@@ -134,7 +135,7 @@ class Message(Echoed):
 
 
 class Function(Strict):
-    name: Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(strict=True, pattern=NAME)]
     description: StrictStr | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None

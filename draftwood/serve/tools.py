@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +12,21 @@ from uuid import uuid4
 
 from draftwood.errors import BadInput
 from draftwood.serve.grammar import of_lark
+from draftwood.serve.protocol import NAME
 from draftwood.text import overlap
 
 DATA = ("const", "enum", "default", "examples")  # of a schema, what is no schema
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _number(text: str) -> float:
+    """Raises ValueError for what no JSON can say: NaN, Infinity, and what becomes infinite as a float."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
+
+
+JSON = json.JSONDecoder(parse_float=_number, parse_constant=_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +98,19 @@ class Form:
         """The call that begins at `start`, if it is one, and where to read on."""
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
+            value, end = JSON.raw_decode(text, start)
         except (ValueError, RecursionError):
             return None, start
         arguments = value.get(self.key, value.get("arguments")) if isinstance(value, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(value.get("name"), str):
+        if not isinstance(arguments, dict) or not _is_name(value.get("name")):
             return None, end
         close = text.find(CLOSE, end) if self.opens == OPEN else -1
         end = close + len(CLOSE) if close >= 0 and not text[end:close].strip() else end
         return Call(value["name"], json.dumps(arguments)), end
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(NAME, value) is not None
 
 
 def an_object(schema: dict[str, Any], place: str) -> dict[str, Any]:

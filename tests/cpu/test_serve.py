@@ -68,6 +68,23 @@ def test_calls_are_read_whole_or_not_at_all(form: Form, text: str, rest: str, ca
     assert form.read(text) == (rest, calls)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "[1e999]", "9" * 9999])
+@pytest.mark.parametrize("form", [HERMES, LLAMA])
+def test_what_no_json_can_say_is_no_call(form: Form, number: str) -> None:
+    for value, reads in ((number, False), ("1e99", True)):
+        text = form.opens.removesuffix("{") + f'{{"name": "a", "{form.key}": {{"x": {value}}}}}'
+        rest, calls = form.read(text)
+        assert [json.loads(call.arguments) for call in calls] == ([{"x": 1e99}] if reads else [])
+        assert rest == ("" if reads else text)
+
+
+@pytest.mark.parametrize("name", [r"\ud800", "", " ", "a b", "a" * 65, r"a\n", "\u00e4"])
+def test_what_no_function_may_be_called_is_no_call(name: str) -> None:
+    """Half a surrogate pair could not even be sent."""
+    text = WROTE.replace('"a"', f'"{name}"')
+    assert HERMES.read(text) == (text, []) and HERMES.read(text + WROTE) == (text, [CALL])
+
+
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize(
     ("text", "streams"), [(f"Well. {WROTE}", "Well. "), ("a < b <tool", "a < b "), (WROTE, ""), ("plain", "plain")]
