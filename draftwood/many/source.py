@@ -113,5 +113,5 @@ def _dense(value: Any) -> Any:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

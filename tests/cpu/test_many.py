@@ -364,6 +364,15 @@ def test_binary_columns_of_parquet_are_text(options: BatchOptions, tmp_path: Pat
     assert "not valid UTF-8" in found["line-2"]["response"]["body"]["error"]["message"]
 
 
+def test_a_deep_row_of_parquet_is_refused_alone(options: BatchOptions, tmp_path: Path) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    bodies = [json.dumps({"prompt": "once", "max_tokens": 2}), '{"prompt": ' + "[" * 3000 + "]" * 3000 + "}"]
+    pq.write_table(pa.table({"url": [TEXT, TEXT], "body": bodies}), tmp_path / "x.parquet")
+    run_batch(replace(options, source=tmp_path / "x.parquet"))
+    found = results(options.out)
+    assert text(found["line-1"]) and found["line-2"]["error"]["code"] == "missing_required_parameter"
+
+
 # --- what is refused ------------------------------------------------------------------------------------------
 
 
