@@ -105,9 +105,16 @@ class CompletionRequest(Asked):
     suffix: None = None
 
 
-class Part(Strict):
+class Part(Echoed):
     type: Literal["text"]
     text: StrictStr
+
+
+class Refusal(Echoed):
+    """What a model wrote instead of an answer."""
+
+    type: Literal["refusal"]
+    text: StrictStr = Field(alias="refusal")
 
 
 class FunctionCall(Echoed):
@@ -123,7 +130,7 @@ class ToolCall(Echoed):
 
 class Message(Echoed):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] | None = None
+    content: StrictStr | list[Part | Refusal] | None = None
     name: StrictStr | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: StrictStr | None = None

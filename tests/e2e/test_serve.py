@@ -243,6 +243,16 @@ def test_what_a_server_told_may_be_sent_back(client: openai.OpenAI) -> None:
     assert ask(client, messages=results, tools=[WEATHER]).choices
 
 
+def test_parts_of_messages_are_their_text(client: openai.OpenAI) -> None:
+    cached = {"type": "text", "text": "hel", "cache_control": {"type": "ephemeral"}}
+    said, refused = {"type": "text", "text": "I "}, {"type": "refusal", "refusal": "will not."}
+    asked = [{"role": "user", "content": [cached, {"type": "text", "text": "lo"}]}]
+    parts = ask(client, messages=[*asked, {"role": "assistant", "content": [said, refused]}, *HELLO], temperature=0)
+    whole = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "I will not."}, *HELLO]
+    assert parts.choices[0].message.content == ask(client, messages=whole, temperature=0).choices[0].message.content
+    assert parts.usage.prompt_tokens == ask(client, messages=whole).usage.prompt_tokens
+
+
 def test_a_finished_form_ends_though_more_tokens_were_asked_for(client: openai.OpenAI) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": "ab"}
     answer = ask(client, extra_body={"response_format": form, "min_tokens": 9})
