@@ -146,7 +146,7 @@ class Prompts:
 
     def _rule(self, prompt: int, asked: Asked, ends: frozenset[int], grammar: str | None) -> Shaping | None:
         presence, frequency = asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0
-        if not (asked.logit_bias or presence or frequency or asked.min_tokens or grammar):
+        if not (asked.logit_bias or presence or frequency or asked.min_tokens or grammar is not None):
             return None
         bias = {self._token(key): value for key, value in (asked.logit_bias or {}).items()}
         made = None if grammar is None else self.grammars.make(grammar)

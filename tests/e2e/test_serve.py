@@ -278,6 +278,7 @@ MISTAKES = {
     "many stops": ({"stop": ["x"] * 40}, 400, None),
     "bad policy": ({"extra_body": {"policy": "ddtre"}}, 400, None),
     "bad schema": ({"response_format": schema({"type": "nope"})}, 400, None),
+    "empty grammar": ({"extra_body": {"response_format": {"type": "grammar", "definition": ""}}}, 400, None),
     "large schema": ({"response_format": schema({"enum": ["x" * 70000]})}, 400, None),
     "deep schema": ({"response_format": schema(DEEP)}, 400, None),
     "deep tool": (
