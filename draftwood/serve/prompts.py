@@ -109,12 +109,11 @@ class Prompts:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed % 2**63  # OpenAI's may be negative
         grammar = self._grammar(asked)
         sampling = Sampling(
-            asked.temperature if asked.temperature is not None else 1.0, max(asked.top_k, 0),
-            asked.top_p if asked.top_p is not None else 1.0, asked.min_p, asked.repetition_penalty, seed,
-        )  # fmt: skip
+            asked.temperature, max(asked.top_k, 0), asked.top_p, asked.min_p, asked.repetition_penalty, seed
+        )
         return [
             partial(self._job, list(ids), asked, replace(sampling, seed=(seed + i) % 2**63), grammar, top)
-            for i in range(asked.n or 1)
+            for i in range(asked.n)
         ]
 
     def _job(
@@ -145,7 +144,7 @@ class Prompts:
         return policy
 
     def _rule(self, prompt: int, asked: Asked, ends: frozenset[int], grammar: str | None) -> Shaping | None:
-        presence, frequency = asked.presence_penalty or 0.0, asked.frequency_penalty or 0.0
+        presence, frequency = asked.presence_penalty, asked.frequency_penalty
         if not (asked.logit_bias or presence or frequency or asked.min_tokens or grammar is not None):
             return None
         bias = {self._token(key): value for key, value in (asked.logit_bias or {}).items()}
@@ -186,7 +185,7 @@ class Prompts:
             message = f"This model's maximum context length is {self.max_len} tokens; the prompt has {prompt}."
             param = "messages" if isinstance(asked, ChatRequest) else "prompt"
             raise Refused(400, message, "context_length_exceeded", param)
-        if asked.n is not None and asked.n > limits.max_n:
+        if asked.n > limits.max_n:
             raise Refused(400, f"n is {asked.n}; this server allows {limits.max_n}.", None, "n")
         if top is not None and top > limits.max_top_logprobs:
             raise Refused(400, f"{top} log-probabilities were asked for; at most {limits.max_top_logprobs} are told.")

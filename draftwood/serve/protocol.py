@@ -16,11 +16,32 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # of a function
 
 
-class Strict(BaseModel):
+def _nullable(schema: dict[str, Any]) -> None:
+    """Says in the document that what may be left out may be null."""
+    for name, field in schema.get("properties", {}).items():
+        if name not in schema.get("required", ()) and field.get("default") is not None:
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}], "default": field["default"]}
+
+
+class Told(BaseModel):
+    """Null is what a field has that is left out: clients send it for whatever they do not set."""
+
+    model_config = ConfigDict(json_schema_extra=_nullable)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, found: Any) -> Any:
+        if not isinstance(found, dict):
+            return found
+        optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in found.items() if value is not None or name not in optional}
+
+
+class Strict(Told):
     model_config = ConfigDict(extra="forbid")
 
 
-class Echoed(BaseModel):
+class Echoed(Told):
     """Of a message: clients add what they parsed, and nulls of whatever OpenAI's servers tell."""
 
     model_config = ConfigDict(extra="ignore")
@@ -33,7 +54,7 @@ class StreamOptions(Strict):
 
 class JsonSchema(Strict):
     name: StrictStr
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
     description: StrictStr | None = None
     strict: StrictBool | None = None
 
@@ -59,18 +80,18 @@ class Asked(Strict):
     """What completions and chat completions have in common."""
 
     model: StrictStr
-    n: Count | None = 1
-    stream: StrictBool | None = False
+    n: Count = 1
+    stream: StrictBool = False
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0)] = 0
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
     stop: StrictStr | list[StrictStr] | None = None
@@ -100,7 +121,7 @@ class Asked(Strict):
 class CompletionRequest(Asked):
     prompt: StrictStr | list[StrictStr] | list[Token] | list[list[Token]]
     logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
-    echo: Literal[False] | None = False
+    echo: Literal[False] = False
     best_of: Literal[1] | None = None
     suffix: None = None
 
@@ -165,7 +186,7 @@ class NamedTool(Strict):
 class ChatRequest(Asked):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: StrictBool | None = False
+    logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

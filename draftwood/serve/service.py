@@ -68,14 +68,14 @@ class Service:
         if asked.top_logprobs and not asked.logprobs:
             raise Refused(400, "top_logprobs needs logprobs to be true.", None, "top_logprobs")
         top = (asked.top_logprobs or 0) if asked.logprobs else None
-        renderer = Chat(self.name, self.llm.tokenizer, self.prompts.form(asked), bool(asked.logprobs))
+        renderer = Chat(self.name, self.llm.tokenizer, self.prompts.form(asked), asked.logprobs)
         return [self.prompts.chat(asked.messages, asked)], renderer, top
 
     def _completion(self, asked: CompletionRequest) -> Prepared:
         if self.options.log_prompts:
             LOG.info("completion: %s", asked.prompt)
         prompts = self.prompts.texts(asked.prompt)
-        if len(prompts) * (asked.n or 1) > self.options.max_n:
+        if len(prompts) * asked.n > self.options.max_n:
             raise Refused(400, f"At most {self.options.max_n} texts are written for a request.", None, "n")
         return prompts, Completion(self.name, self.llm.tokenizer, asked.logprobs is not None), asked.logprobs
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.hf import from_tokenizer
+from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -27,7 +28,18 @@ from draftwood.serve.guard import Gate
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
 from draftwood.serve.prompts import _message
-from draftwood.serve.protocol import ChatRequest
+from draftwood.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Function,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    StreamOptions,
+    TokenizeRequest,
+    ToolCall,
+)
 from draftwood.serve.render import chat_logprobs
 from draftwood.serve.rules import Shaping
 from draftwood.serve.run import bind
@@ -148,6 +160,24 @@ def test_arguments_that_are_no_json_stay_text() -> None:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
         message = ChatRequest(model="m", messages=[{"role": "assistant", "tool_calls": [call]}]).messages[0]
         assert _message(message)["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_null_is_what_a_field_has_that_is_left_out() -> None:
+    """In every part of a request, and in the document."""
+    least: dict[type[BaseModel], dict] = {
+        ChatRequest: {"model": "m", "messages": [{"role": "user"}]}, CompletionRequest: {"model": "m", "prompt": "x"},
+        TokenizeRequest: {"prompt": "x"}, DetokenizeRequest: {"tokens": []}, StreamOptions: {},
+        Message: {"role": "user"}, ResponseFormat: {"type": "text"}, JsonSchema: {"name": "x"}, Function: {"name": "f"},
+        ToolCall: {"id": "1", "function": {"name": "f", "arguments": "{}"}},
+    }  # fmt: skip
+    for kind, given in least.items():
+        properties = kind.model_json_schema()["properties"]
+        optional = properties.keys() - given.keys()
+        assert kind.model_validate({**dict.fromkeys(optional), **given}) == kind.model_validate(given)
+        for name in optional:
+            assert any(one.get("type") == "null" for one in properties[name].get("anyOf", [properties[name]])), name
+    with pytest.raises(ValidationError, match="forbidden"):
+        StreamOptions.model_validate({"foo": None})
 
 
 def test_prompts_are_logged_where_that_is_asked_for() -> None:
