@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch t
     from torch import Tensor
 
 AT_ONCE = 32  # positions whose keys are made together: to set a generator up takes longer than its numbers
+LENIENT, HARSH = 0.01, 100.0  # penalties on repetition: far beyond them float32 makes scores infinite, or no number
 
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
 Rule = Callable[[list[int], "Tensor"], "Tensor"]
@@ -60,8 +61,9 @@ class Sampling:
             raise BadInput(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if not 0 <= self.min_p <= 1:
             raise BadInput(f"min_p is {self.min_p}; it must be between 0 and 1.")
-        if self.repetition_penalty <= 0:
-            raise BadInput(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1: none).")
+        if not LENIENT <= self.repetition_penalty <= HARSH:
+            bounds = f"between {LENIENT} and {HARSH:g} (1: none)"
+            raise BadInput(f"repetition_penalty is {self.repetition_penalty}; it must be {bounds}.")
 
     @property
     def greedy(self) -> bool:

@@ -27,7 +27,7 @@ SAMPLINGS = st.builds(
     top_k=st.sampled_from([0, 1, 3, 30, 31, 50]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-    repetition_penalty=st.sampled_from([0.8, 1.0, 1.5]),
+    repetition_penalty=st.sampled_from([0.01, 0.8, 1.0, 1.5, 100.0]),
     seed=st.integers(0, 2**63 - 1),
 )
 

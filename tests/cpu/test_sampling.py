@@ -20,7 +20,7 @@ from transformers import (
 
 from draftwood.errors import BadInput
 from draftwood.noise import keys
-from draftwood.sampling import Sampler, Sampling
+from draftwood.sampling import HARSH, LENIENT, Sampler, Sampling
 
 
 def theirs(s: Sampling) -> LogitsProcessorList:
@@ -89,12 +89,24 @@ def test_a_position_is_drawn_alike_however_it_is_reached() -> None:
         expected.pop(0)
 
 
+@pytest.mark.parametrize("penalty", [LENIENT, HARSH])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_penalty_undoes_what_a_rule_forbids(penalty: float, temperature: float) -> None:
+    """Scores as large as float32 has them in a model, and zero, stay scores; what is cut stays cut."""
+    scores = torch.tensor([1e4, -1e4, 0.0, -math.inf])
+    sampler = Sampler(Sampling(temperature, repetition_penalty=penalty), range(4), lambda _, scores: scores)
+    found = sampler.process(scores)
+    assert found.isfinite().tolist() == [True, True, True, False] and found[3] == -math.inf
+    assert sampler.draw(scores) == 0
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         dict(temperature=-0.1), dict(temperature=math.nan), dict(temperature=math.inf), dict(top_k=-1),
         dict(top_p=0.0), dict(top_p=1.5), dict(top_p=math.nan), dict(min_p=-0.1), dict(min_p=2),
-        dict(repetition_penalty=0), dict(repetition_penalty=-1), dict(seed=-1), dict(top_k=1.5), dict(temperature="x"),
+        dict(repetition_penalty=0), dict(repetition_penalty=-1), dict(repetition_penalty=1e-300),
+        dict(repetition_penalty=1e39), dict(seed=-1), dict(top_k=1.5), dict(temperature="x"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named(bad: dict[str, object]) -> None:
