@@ -108,6 +108,7 @@ def _telling(service: Service) -> APIRouter:
         service.check_model(model)
         return _card(service)
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=REFUSALS)
     async def health() -> dict[str, str]:
         if service.scheduler.draining:

@@ -45,7 +45,7 @@ class Gate:
     """Refuses wrong keys and large bodies before anything is read into them."""
 
     def __init__(self, key: str | None, max_body_bytes: int) -> None:
-        self._most, self._key = max_body_bytes, None if key is None else key.encode()
+        self._most, self._key = max_body_bytes, None if key is None else key.strip().encode()
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
         """A request's whole body. Raises Refused, or Gone with the client."""
@@ -56,8 +56,8 @@ class Gate:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"  # of an application below another one
         if self._key is None or scope["method"] == "OPTIONS" or path in OPEN or path.startswith("/page/"):
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._key):
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
             raise Refused(401, "Incorrect API key provided.", "invalid_api_key")
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:

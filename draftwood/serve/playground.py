@@ -35,6 +35,7 @@ class Files(StaticFiles):
 def install(app: FastAPI) -> None:
     """Serve the page at `/` and what belongs to it below `/page`."""
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(FOLDER / "index.html", headers=HEADERS)

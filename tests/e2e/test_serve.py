@@ -355,9 +355,19 @@ def test_keys(llm: LLM) -> None:
         for key, status in ((None, 401), ("sesame", 401), ("sésame", 200)):
             headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
             assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == status
+        for given, status in ((b"bearer %s", 200), (b"BEARER  %s", 200), (b"Basic %s", 401), (b"Bearer%s", 401)):
+            headers = {"Authorization": given % "sésame".encode()}
+            assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == status
         assert httpx.get(f"{running.url}/health").status_code == 200
         assert httpx.get(f"{running.url}/metrics").status_code == 401
         assert httpx.get(running.url).status_code == httpx.get(f"{running.url}/page/main.js").status_code == 200
+
+
+def test_probes_may_ask_for_heads_alone(running: Running) -> None:
+    for path in ("/health", "/", "/page/main.js"):
+        head, whole = httpx.head(running.url + path), httpx.get(running.url + path)
+        assert head.status_code == whole.status_code == 200 and not head.content
+        assert head.headers["content-length"] == str(len(whole.content))
 
 
 def test_browsers_may_not_call_unless_asked(llm: LLM, running: Running) -> None:
