@@ -212,7 +212,8 @@ def open_writing(
     options: DistillOptions, target: Target, jobs: Jobs, shards: Shards, stop_ids: frozenset[int]
 ) -> Turns:
     """Rows for as many texts as go together well. Raises BadInput if their cache does not fit in memory."""
-    longest = max(len(ids) for _, ids in jobs.prompts) + (SELF_TOKENS if jobs.template else 0) + options.max_new_tokens
+    longest = max(len(prompt.tokens) for prompt in jobs.prompts) + options.max_new_tokens
+    longest += SELF_TOKENS if jobs.template else 0
     longest += len(jobs.template.after) if jobs.template else 0
     if longest > target.context_limit:
         raise BadInput(
@@ -269,8 +270,9 @@ def claim(options: DistillOptions, target: Identity, prompts: str) -> Manifest:
         )
     if found.prompts.startswith(TEXTS) and found.prompts != prompts:
         raise BadInput(
-            f"--out {options.out} was begun with other prompts, though their files are called the same; let new ones "
-            "be answered in another folder: train reads several."
+            f"--out {options.out} was begun with other prompts, though their files are called the same, or in another "
+            "order of temperatures by an earlier version; let new ones be answered in another folder: train reads "
+            "several."
         )
     return found
 

@@ -41,6 +41,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """What a text begins with."""
+
+    source: str  # a data set's name, which may be any
+    tokens: tuple[int, ...]
+    own: bool = False  # the target goes on as the user
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """A chat template around one user turn, as token ids."""
 
@@ -90,7 +99,7 @@ def user_template(tokenizer: PreTrainedTokenizerBase, thinking: str) -> Template
 class Jobs:
     """All jobs in order: pass after pass over the prompts, each time at the next temperature."""
 
-    prompts: tuple[tuple[str, tuple[int, ...]], ...]  # source and token ids
+    prompts: tuple[Opening, ...]
     temperatures: tuple[float, ...]
     template: Template | None  # for prompts of its own; None: there are none
     thinking: str = "default"
@@ -104,16 +113,16 @@ class Jobs:
     def __iter__(self) -> Iterator[Job]:
         """Endless while something new can come: at temperature 0 the same prompt gives the same answer."""
         size, heats = len(self.prompts), len(self.temperatures)
-        own = [source == SELF for source, _ in self.prompts]
+        each = len({prompt.own for prompt in self.prompts})  # a pair shares a temperature, or `self` would miss half
         number = 0
         while True:
             turn = number // size
-            if turn >= heats and not any(own) and not any(self.temperatures):
+            if turn >= heats and self.template is None and not any(self.temperatures):
                 return
-            for at, (source, ids) in enumerate(self.prompts):
-                heat = self.temperatures[(at + turn) % heats]
-                if own[at] or heat > 0 or turn < heats:
-                    yield Job(number, ids, heat, source, own[at], thinking=self.thinking)
+            for at, prompt in enumerate(self.prompts):
+                heat = self.temperatures[(at // each + turn) % heats]
+                if prompt.own or heat > 0 or turn < heats:
+                    yield Job(number, prompt.tokens, heat, prompt.source, prompt.own, thinking=self.thinking)
                 number += 1
 
 
@@ -129,17 +138,19 @@ def make_jobs(
     named = [source for source in sources if source != SELF]
     prompts: list[Prompt] = load_prompts(named, limit) if named or not sources else []
     texts = [(p.dataset, p.turns[0]) for p in prompts]
-    digest = digest_of(texts, SELF in sources, tokenizer.chat_template)
+    heats = tuple(dict.fromkeys(temperatures))
+    paired = ["pairs"] if named and SELF in sources and len(heats) > 1 else []  # numbers once meant other temperatures
+    digest = digest_of(texts, SELF in sources, tokenizer.chat_template, *paired)
     encode = partial(raw_ids, tokenizer) if raw else partial(chat_ids, tokenizer, thinking=thinking)
-    ids = [(dataset, tuple(encode(text))) for dataset, text in texts]
+    asked = [Opening(dataset, tuple(encode(text))) for dataset, text in texts]
     if SELF not in sources:
-        return Jobs(tuple(ids), tuple(dict.fromkeys(temperatures)), None, thinking, digest)
+        return Jobs(tuple(asked), heats, None, thinking, digest)
     if raw:
         raise BadInput("--prompts self needs the chat template that --raw leaves out; give one of the two.")
     template = user_template(tokenizer, thinking)
-    own = [(SELF, template.before)] * max(1, len(ids))
-    mixed = [pair for both in zip(ids, own, strict=False) for pair in both] or own
-    return Jobs(tuple(mixed), tuple(dict.fromkeys(temperatures)), template, thinking, digest)
+    own = Opening(SELF, template.before, own=True)
+    mixed = [prompt for each in asked for prompt in (each, own)] or [own]
+    return Jobs(tuple(mixed), heats, template, thinking, digest)
 
 
 def digest_of(*asked: Any) -> str:

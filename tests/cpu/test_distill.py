@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
@@ -28,7 +29,7 @@ from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
 from draftwood.train.evaluate import EvalOptions, Tally, run_evaluation, warnings
 from draftwood.train.files import alone
-from draftwood.train.jobs import Job, Jobs, make_jobs, user_template
+from draftwood.train.jobs import Job, Jobs, Opening, digest_of, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
@@ -186,12 +187,37 @@ def test_a_loop_is_cut_behind_two_periods(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_prompt_gets_every_temperature_and_zero_only_once() -> None:
-    jobs = Jobs((("a", (1,)), ("a", (2,)), ("b", (3,))), (0.0, 0.7), None)
+    jobs = Jobs(tuple(Opening(source, (i,)) for i, source in enumerate("aab", 1)), (0.0, 0.7), None)
     first = list(islice(jobs, 12))
     assert {(j.tokens, j.temperature) for j in first[:6]} == {((i,), t) for i in (1, 2, 3) for t in (0.0, 0.7)}
     assert all(j.temperature == 0.7 for j in first[6:])
     assert len({j.number for j in first}) == 12 and [j.number for j in first] == [j.number for j in islice(jobs, 12)]
     assert len(list(Jobs(jobs.prompts, (0.0,), None))) == 3
+
+
+@pytest.mark.parametrize("heats", [(0.0, 0.7), (0.0, 0.4, 0.8), (0.0, 0.3, 0.7, 1.0)])
+def test_prompts_and_the_targets_own_get_every_temperature_alike(heats: tuple[float, ...], tmp_path: Path) -> None:
+    tokenizer, path = byte_tokenizer(), tmp_path / "twelve.jsonl"
+    tokenizer.chat_template = TEMPLATE
+    path.write_text("".join(json.dumps({"turns": [f"Say {i}."]}) + "\n" for i in range(12)))
+    jobs = make_jobs([str(path), SELF], heats, tokenizer)
+    asked = Counter((job.writes_prompt, job.temperature) for job in islice(jobs, 24))  # one turn
+    assert asked == {(own, heat): 12 // len(heats) for own in (False, True) for heat in heats}
+    texts = [("twelve", f"Say {i}.") for i in range(12)]
+    assert jobs.digest != digest_of(texts, True, TEMPLATE), "that of folders whose numbers mean other temperatures"
+    assert make_jobs([str(path), SELF], (0.5,), tokenizer).digest == digest_of(texts, True, TEMPLATE)
+
+
+def test_a_data_set_that_is_called_self_is_one(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    named = prompts.rename(tmp_path / "self.jsonl")
+    run_distill(options(folder, tmp_path / "alone", named, tokens=40))
+    tokenizer = byte_tokenizer()
+    asked = [tokenizer.decode(tokens[:prompt]) for tokens, prompt, *_ in all_texts(tmp_path / "alone").values()]
+    assert asked and all(text.startswith("[u]Say ") for text in asked)
+    tokenizer.chat_template = TEMPLATE
+    jobs = make_jobs([str(named), SELF], (0.0,), tokenizer)
+    assert [job.writes_prompt for job in islice(jobs, 8)] == [False, True] * 4
+    assert len(list(make_jobs([str(named)], (0.0,), tokenizer))) == 4, "nothing of them is endless"
 
 
 def test_the_template_is_taken_apart_around_the_users_turn(prompts: Path) -> None:
