@@ -128,7 +128,7 @@ class Writing:
         if row.job.writes_prompt:
             self._end_prompt(place, row)
             return
-        looped = loop_start(row.tokens, row.prompt) if row.written % LOOK_EVERY == 0 else None
+        looped = loop_end(row.tokens, row.prompt) if row.written % LOOK_EVERY == 0 else None
         if token in self.limits.stop_ids or row.written >= self.limits.max_new_tokens or looped is not None:
             self._leave(place)
             tokens, job = np.array(row.tokens[:looped], np.int64), row.job
@@ -227,12 +227,15 @@ def hash_of(seed: int, job: int) -> int:
     return int(np.random.SeedSequence([seed, job]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def loop_start(tokens: Sequence[int], prompt: int) -> int | None:
+def loop_end(tokens: Sequence[int], prompt: int) -> int | None:
     """Where a text that has begun to repeat itself is cut: behind two periods. None if it does not."""
     tail = tokens[max(prompt, len(tokens) - LOOP) :]
     if len(tail) < LOOP:
         return None
     for period in range(1, PERIOD + 1):
         if tail[-1 - period] == tail[-1] and tail[period:] == tail[:-period]:
-            return len(tokens) - LOOP + 2 * period
+            start = len(tokens) - LOOP
+            while start > prompt and tokens[start - 1] == tokens[start - 1 + period]:
+                start -= 1
+            return start + 2 * period
     return None

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count, cycle, islice, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ from draftwood.train.jobs import Job, Jobs, Opening, digest_of, make_jobs, user_
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
 from draftwood.train.shards import Text, read_shard, shard_paths
 from draftwood.train.show import read_log
-from draftwood.train.writing import Limits, Writing, loop_start
+from draftwood.train.writing import LOOK_EVERY, Limits, Writing, loop_end
 from draftwood.tree import Tree
 from tests.reference import VOCAB, ReplayedGraphs, byte_tokenizer, plain_logits, tiny_model, tiny_target
 
@@ -175,12 +175,16 @@ def test_rows_that_take_turns_write_what_they_write_alone() -> None:
     assert turns.unfinished() == [] and turns.under_way == 0
 
 
-def test_a_loop_is_cut_behind_two_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_is_cut_behind_two_periods() -> None:
     fresh = list(range(20))
-    assert loop_start([*fresh, *[1, 2, 3] * 40], 5) == 140 - 64 + 6
-    assert loop_start([*fresh, *range(100, 200)], 5) is None
-    assert loop_start([7] * 100, 60) is None  # 40 of them are the prompt's
-    assert loop_start([7] * 200, 60) == 200 - 64 + 2
+    assert loop_end([*fresh, *[1, 2, 3] * 40], 5) == 20 + 6
+    assert loop_end([*fresh, *range(100, 200)], 5) is None
+    assert loop_end([7] * 100, 60) is None  # 40 of them are the prompt's
+    assert loop_end([7] * 200, 60) == 60 + 2  # the answer's first ones
+    for begin, period in product(range(5, 38), (1, 3, 16)):  # looked at every so often, wherever the loop began
+        text = [*range(100, 100 + begin), *islice(cycle(range(period)), 256)]
+        looks = (loop_end(text[: 5 + written], 5) for written in count(LOOK_EVERY, LOOK_EVERY))
+        assert next(cut for cut in looks if cut is not None) == begin + 2 * period
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------
