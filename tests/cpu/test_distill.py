@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from draftwood import assemble, cli
+from draftwood.bench.prompts import load_prompts
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.errors import BadInput
 from draftwood.latency import Machine
@@ -27,7 +28,7 @@ from draftwood.train import jobs as jobs_module
 from draftwood.train import writing
 from draftwood.train.captured_rows import CapturedRows
 from draftwood.train.distill import DistillOptions, Shards, run_distill
-from draftwood.train.evaluate import EvalOptions, Tally, run_evaluation, warnings
+from draftwood.train.evaluate import EvalOptions, Tally, measure, run_evaluation, warnings
 from draftwood.train.files import alone
 from draftwood.train.jobs import Job, Jobs, Opening, digest_of, make_jobs, user_template
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
@@ -36,6 +37,7 @@ from draftwood.train.show import read_log
 from draftwood.train.writing import LOOK_EVERY, Limits, Writing, loop_end
 from draftwood.tree import Tree
 from tests.reference import VOCAB, ReplayedGraphs, byte_tokenizer, plain_logits, tiny_model, tiny_target
+from tests.serving import tiny_llm
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}<end>{% endfor %}"
@@ -447,11 +449,33 @@ def test_acceptance_and_calibration_by_definition() -> None:
     assert (high["nodes"], high["observed"]) == (2, 1.0) and high["predicted"] == pytest.approx(0.97)
 
 
+def chain(tokens: list[int]) -> Tree:
+    places = np.arange(len(tokens))
+    return Tree(np.array(tokens), places - 1, places, np.ones(len(tokens), np.float32))
+
+
 def test_a_drafted_stop_token_was_right() -> None:
-    tokens, parents = np.array([9, 5, 6, 7]), np.arange(4) - 1  # one more was drafted behind the stop token
-    tally, tree = Tally(), Tree(tokens, parents, np.arange(4), np.ones(4, np.float32))
+    tally, tree = Tally(), chain([9, 5, 6, 7])  # one more was drafted behind the stop token
     tally.add(SimpleNamespace(tree=tree, tokens=[5, 6], path=[1, 2]))  # type: ignore[arg-type]
     assert [row["right"] for row in tally.acceptance()] == [1, 1] and tally.tau == 2 and tally.kept == [True, True]
+
+
+def test_tau_is_of_rounds_that_the_budget_leaves_whole(prompts: Path) -> None:
+    llm, asked = tiny_llm(), load_prompts([str(prompts)], 1)
+
+    def rounds(budget: int) -> Tally:
+        options = EvalOptions("ngram", policies=("dflash",), max_new_tokens=budget)
+        return measure(llm, asked, options)["dflash"]["all"]
+
+    whole, cut = rounds(200).emitted, 0
+    for budget in range(40, 60):
+        tally = rounds(budget)
+        assert tally.emitted == whole[: len(tally.emitted)] and len(tally.accepted) == len(tally.emitted + tally.cut)
+        cut += sum(some < whole[len(tally.emitted)] for some in tally.cut)
+    assert cut, "else this would show nothing"
+    only = Tally()
+    only.add(SimpleNamespace(tree=chain([9, 5, 6]), tokens=[5, 6, 1], path=[1, 2]), cut=True)  # type: ignore[arg-type]
+    assert only.tau == 3, "better than none"
 
 
 def test_no_policy_knows_what_another_one_wrote(folder: Path, prompts: Path) -> None:
