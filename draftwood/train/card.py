@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.environment import environment
+from draftwood.drafters import markov
 from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput, first_line
 from draftwood.train.blocks import OBJECTIVES
-from draftwood.train.files import LOCK
+from draftwood.train.files import WEIGHTS
 from draftwood.train.show import read_log
 
 if TYPE_CHECKING:
     from draftwood.train.loop import Course
 
-NOT_SHARED = ("training/*", "*.tmp", LOCK)
+SHARED = ("README.md", "LICENSE", "config.json", WEIGHTS, markov.FILE, DRAFT_TOKENS)  # whatever else lies there
 OURS = (DRAFT_TOKENS, "markov/*")  # what an earlier drafter may have left on the Hub, to trim or correct this one
 
 
@@ -114,15 +115,13 @@ def hardware(facts: dict[str, Any]) -> str:
 
 
 def push(out: Path, repository: str) -> str:
-    """Upload the drafter, without the state of its training. Raises BadInput if the Hub does not take it."""
+    """Upload the drafter and nothing else of its folder. Raises BadInput if the Hub does not take it."""
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
         api.create_repo(repository, exist_ok=True)
-        api.upload_folder(
-            repo_id=repository, folder_path=out, ignore_patterns=list(NOT_SHARED), delete_patterns=list(OURS)
-        )
+        api.upload_folder(repo_id=repository, folder_path=out, allow_patterns=list(SHARED), delete_patterns=list(OURS))
     except Exception as error:  # of the Hub, of the network, of whatever library brings them
         raise BadInput(
             f"--push-to-hub {repository}: the Hub did not take it ({first_line(error)}); the drafter is whole in "

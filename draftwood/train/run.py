@@ -71,7 +71,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 
 
 def check_out(options: TrainOptions) -> None:
-    """Refuse to leave a drafter among texts, which would be uploaded with it."""
+    """Refuse to leave a drafter among texts."""
     if options.out.resolve() in [folder.resolve() for folder in options.data]:
         raise BadInput(f"--out {options.out} is a folder of --data, and a drafter needs its own; name another for it.")
 
