@@ -68,11 +68,27 @@ class Course:
         """What the exported drafter drafts with."""
         return self.head if self.trimmed else Head.of(self.target, None)
 
+    @property
+    def drafted(self) -> str:
+        """How many tokens drafts choose from, and training did if it were fewer."""
+        trained = str(len(self.head.weight))
+        return trained if self.trimmed else f"{self.target.vocab_size} (trained on {trained})"
+
     @cached_property
     def origin(self) -> dict[str, str]:
-        """Marks of the target and the texts, by which a run is known again."""
+        """Marks of the target, the texts and what --init decides, by which a run is known again."""
         mark = zlib.crc32(b"".join(text.tokens.tobytes() for text in self.texts))
-        return {"target": Identity.of(self.target).fingerprint, "data": f"{len(self.texts)} texts, {mark:08x}"}
+        kept = b"" if self.head.tokens is None else self.head.tokens.cpu().numpy().tobytes()
+        reads = self.config["dflash_config"]
+        return {
+            "target": Identity.of(self.target).fingerprint,
+            "data": f"{len(self.texts)} texts, {mark:08x}",
+            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "list of draft tokens": f"{len(self.head.weight)} tokens, {zlib.crc32(kept):08x}",
+            "mask token": str(reads["mask_token_id"]),
+            "choice of target layers": str(reads["target_layer_ids"]),
+            "window": str(self.config["sliding_window"] or "all"),
+        }
 
     @property
     def autocast(self) -> bool:

@@ -89,10 +89,10 @@ def check_state(out: Path, recipe: Recipe, origin: Mapping[str, str]) -> Mapping
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is damaged ({error}); delete it to begin anew.") from None
     for what, mark in origin.items():
-        if metadata.get(what) != mark:
+        if (theirs := metadata.get(what, mark)) != mark:  # earlier versions had fewer
             raise BadInput(
-                f"{path} is a run with another {what} ({metadata.get(what)} instead of {mark}); name another --out, "
-                "and its folder as --init to go on from its weights."
+                f"{path} is a run with another {what} ({theirs} instead of {mark}); name another --out, and its "
+                "folder as --init to go on from its weights."
             )
     recipe.check_same(found, str(path))
     return metadata

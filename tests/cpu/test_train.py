@@ -724,6 +724,23 @@ def test_another_recipe_is_not_resumed(single: Target, tmp_path: Path, changed: 
         load_state(tmp_path, trainee, RECIPE, course.origin)
 
 
+def test_a_run_is_not_resumed_as_another_drafter_or_in_another_dtype(single: Target, tmp_path: Path) -> None:
+    course = make_course(single, tmp_path)
+    trainee = make_trainee(course)
+    save_state(tmp_path, trainee, RECIPE, course.origin)
+    changed = {
+        "list of draft tokens": replace(course, head=Head.of(single, torch.tensor([5, 7, 8]))),
+        "mask token": replace(course, config=drafter_config(RECIPE, single, MASK - 1)),
+        "window": replace(course, config=drafter_config(RECIPE, single, MASK, first={"sliding_window": 64})),
+        "dtype": replace(course, target=tiny_target(dtype=torch.bfloat16)),
+    }
+    for what, other in changed.items():
+        with pytest.raises(BadInput, match=f"a run with another {what} .* instead of"):
+            load_state(tmp_path, trainee, RECIPE, other.origin | {"target": course.origin["target"]})
+    save_state(tmp_path, trainee, RECIPE, {what: course.origin[what] for what in ("target", "data")})
+    assert load_state(tmp_path, trainee, RECIPE, course.origin), "an earlier version's"
+
+
 def test_a_checkpoint_to_begin_from_decides_what_is_read_and_other_taps_are_refused(single: Target) -> None:
     first = {"target_layer_ids": [0, 1]}
     for taps in (2, Recipe().taps):
