@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.bench.environment import environment
 from draftwood.drafters import markov
@@ -13,10 +14,8 @@ from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput, first_line
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.files import WEIGHTS
+from draftwood.train.loop import Course, keeps_up
 from draftwood.train.show import read_log
-
-if TYPE_CHECKING:
-    from draftwood.train.loop import Course
 
 SHARED = ("README.md", "LICENSE", "config.json", WEIGHTS, markov.FILE, DRAFT_TOKENS)  # whatever else lies there
 OURS = (DRAFT_TOKENS, "markov/*")  # what an earlier drafter may have left on the Hub, to trim or correct this one
@@ -52,7 +51,7 @@ def card(course: Course, step: int) -> str:
             f"| mask token | {course.config['dflash_config']['mask_token_id']} |",
             f"| target layers | {course.config['dflash_config']['target_layer_ids']} |",
             f"| tokens that it looks back | {course.config['sliding_window'] or 'all'} |",
-            f"| draft tokens | {len(course.head.weight)} |",
+            f"| draft tokens | {course.drafted} |",
             "",
             f"`{facts['command']}`",
             "",
@@ -71,19 +70,34 @@ def is_hub_name(name: str) -> bool:
 
 
 def tau_table(out: Path, objective: str) -> list[str]:
-    """The last evaluations on held-out texts."""
-    rows = [line for line in read_log(out) if line.get("tau")][-5:]
+    """The last evaluations on held-out texts, and that of the drafter in the folder."""
+    rows = [line for line in read_log(out) if line.get("tau")]
     if not rows:
         return ["No texts were held out, so nothing was measured."]
-    policies = list(rows[0]["tau"])
+    policies, ours = list(rows[0]["tau"]), exported(rows)
     after = "" if OBJECTIVES[objective].shown == 1 else ", given one true token"
     return [
         f"τ (tokens per round, bonus included) on held-out texts at temperature 0{after}:",
         "",
         f"| step | {' | '.join(policies)} |",
         f"|---|{'---|' * len(policies)}",
-        *(f"| {row['step']} | {' | '.join(format(row['tau'][p], '.2f') for p in policies)} |" for row in rows),
+        *(
+            f"| {row['step']}{', this drafter' if row is ours else ''} | "
+            f"{' | '.join(format(row['tau'][p], '.2f') for p in policies)} |"
+            for row in rows
+            if row is ours or row in rows[-5:]
+        ),
     ]
+
+
+def exported(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The evaluation of the drafter that was exported last."""
+    best, ours = 0.0, rows[0]
+    for row in rows:
+        score = next(iter(row["tau"].values()))
+        ours = row if keeps_up(score, best) else ours
+        best = max(best, score)
+    return ours
 
 
 def data_lines(course: Course) -> list[str]:

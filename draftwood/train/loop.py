@@ -274,6 +274,11 @@ def _save(course: Course, trainee: Trainee) -> None:
             course.export(trainee.model, None)
 
 
+def keeps_up(score: float, best: float) -> bool:
+    """Whether a drafter is worth exporting beside the best one so far."""
+    return score >= ALIKE * best
+
+
 def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     """Tau on held-out texts; the drafter is exported unless an earlier one was better, or if nothing is held out."""
     if not course.fleet.leads:
@@ -291,7 +296,7 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     )
     watcher.tau(trainee.step, tau)
     score = next(iter(tau.values()), 0.0)
-    if score >= ALIKE * trainee.best:
+    if keeps_up(score, trainee.best):
         promised = score if tau and objective.shown == 1 else None  # of a first drafter
         course.export(trainee.model, promised)
     trainee.best = max(trainee.best, score)

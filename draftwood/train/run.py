@@ -200,10 +200,9 @@ def describe(course: Course, model: nn.Module) -> str:
     """What is about to be trained, in one sentence."""
     millions = parameters_of(model) / 1e6
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
-    head = len(course.head.weight)
     return (
         f"Training a drafter of {millions:.1f} M parameters (objective {course.recipe.objective}, "
-        f"{course.recipe.layers} layers, blocks of {course.recipe.block_size}, {head} draft tokens) for "
+        f"{course.recipe.layers} layers, blocks of {course.recipe.block_size}, {course.drafted} draft tokens) for "
         f"{course.target.name} on {len(course.texts)} texts with {answers} answer tokens, {len(course.held_out)} texts "
         f"held out, {course.steps} steps."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ from draftwood.train.loss import Before, Head, Labels, Teacher, backpropagate
 from draftwood.train.model import MarkovHead, TrainableDFlash
 from draftwood.train.optimizers import MARKOV_PACE, OPTIMIZERS
 from draftwood.train.recipe import Recipe, drafter_config
-from draftwood.train.run import TrainOptions, check_room, check_taps, prepare, step_bytes
+from draftwood.train.run import TrainOptions, check_room, check_taps, describe, prepare, step_bytes
 from draftwood.train.shards import Text
 from draftwood.train.show import Log, Show, read_log
 from draftwood.train.start import inherited, inherited_tokens, start
@@ -683,6 +684,21 @@ def test_the_latest_drafter_is_exported_unless_an_earlier_one_was_clearly_better
     assert exported == [2.0, 1.97, 2.1]
 
 
+def test_the_card_marks_what_was_exported_however_long_ago(
+    single: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, kept = iter([2.0, 2.4, 2.36, 2.3, 2.2, 2.1, 2.0, 1.9]), list[float]()
+    monkeypatch.setattr(loop, "held_out_tau", lambda *_: {"dflash": next(measured)})
+    monkeypatch.setattr(Course, "export", lambda _course, _model, tau: kept.append(tau))
+    course = make_course(single, tmp_path, replace(RECIPE, eval_every=1))
+    run_to_the_end(course)
+    rows = [line for line in card(course, 8).splitlines() if re.fullmatch(r"\| \d.* \| [\d.]+ \|", line)]
+    assert kept[-1] == 2.36 and rows[0] == "| 3, this drafter | 2.36 |"
+    assert rows[1:] == [
+        f"| {step} | {tau:.2f} |" for step, tau in zip(range(4, 9), [2.3, 2.2, 2.1, 2.0, 1.9], strict=True)
+    ]
+
+
 def test_micro_batches_add_up(single: Target, tmp_path: Path) -> None:
     gradients = []
     for micro in (None, 1, 3):
@@ -1128,6 +1144,10 @@ def test_a_list_of_draft_tokens_is_exported_where_few_others_are_to_come(single:
     assert course.draft_tokens.tolist() == [5, 7, 8] and course.drafting is course.head
     whole = replace(course, trimmed=False)
     assert whole.draft_tokens is None and len(whole.drafting.weight) == VOCAB, "and so it is measured"
+    for some, told in ((course, "3"), (whole, f"{VOCAB} (trained on 3)")):
+        assert f"| draft tokens | {told} |" in card(some, 1) and f", {told} draft tokens)" in describe(
+            some, make_trainee(some).model
+        )
 
 
 def test_the_trimmed_head_holds_what_the_target_writes() -> None:
