@@ -138,9 +138,10 @@ def read_texts(folder: Path, target: Target) -> list[Text]:
     return texts
 
 
-def usual_length(texts: Sequence[Text]) -> int:
-    """Tokens that nine of ten texts do not exceed, up to the next multiple of 64: as far as much was learned."""
-    length = int(np.quantile([len(text.tokens) for text in texts], 0.9))
+def usual_length(texts: Sequence[Text], least: int = 1) -> int:
+    """Tokens that nine of ten texts do not exceed, or `least`, up to the next multiple of 64: as far as much was
+    learned."""
+    length = max(int(np.quantile([len(text.tokens) for text in texts], 0.9)), least)
     return -(-length // 64) * 64
 
 

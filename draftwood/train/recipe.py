@@ -177,6 +177,11 @@ def drafter_config(
 def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
     """What of a drafter's config.json says what its layers see, all of them the same."""
     window = (first.get("sliding_window") if recipe.window is None else recipe.window) or None
+    if window and window < recipe.block_size:
+        raise BadInput(
+            f"--block-size is {recipe.block_size}, but --init {recipe.init} looks back {window} tokens, less than a "
+            f"block; give {window} or less, or begin from target or random."
+        )
     causal = recipe.causal or bool(first.get("is_causal"))
     return {
         **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal unless it is denied

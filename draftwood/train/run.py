@@ -125,7 +125,7 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
     first = inherited(recipe.init) if OBJECTIVES[recipe.objective].form == "dflash" else {}
     wanted = first.get("mask_token_id") if recipe.mask_token is None else recipe.mask_token
     mask = choose_mask_token(wanted, target, tokenizer, texts)
-    decided = {"sliding_window": usual_length(texts), **first}
+    decided = {"sliding_window": usual_length(texts, recipe.block_size), **first}
     config = drafter_config(recipe, target, mask, texts[0].thinking, decided)
     auto, vocab = recipe.head_tokens == "auto", target.vocab_size
     own = inherited_tokens(recipe.init, vocab) if auto and first else None

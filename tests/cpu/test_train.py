@@ -844,6 +844,8 @@ def test_a_window_is_what_every_layer_looks_back_and_goes_on_from_a_checkpoint(
     assert drafter_config(RECIPE, single, MASK, first=first) == config
     assert parse_config(drafter_config(replace(RECIPE, window=0), single, MASK, first=first), "whole").window is None
     assert parse_config({**config, "layer_types": ["full_attention", "sliding_attention"]}, "mixed").window is None
+    with pytest.raises(BadInput, match=r"--block-size is 10, but --init old looks back 9 tokens"):
+        drafter_config(replace(RECIPE, block_size=10, init="old"), single, MASK, first=first)
     with pytest.raises(BadInput, match="--window is 5; it must be 0"):
         replace(RECIPE, window=5)
 
@@ -851,6 +853,7 @@ def test_a_window_is_what_every_layer_looks_back_and_goes_on_from_a_checkpoint(
 def test_a_drafter_looks_back_as_far_as_most_texts_are_long() -> None:
     texts = [some_text(1, length=length) for length in [40] * 17 + [100, 120, 3000]]
     assert usual_length(texts) == 128 and usual_length(texts[:17]) == 64
+    assert usual_length(texts, 64) == 128 and usual_length(texts[:17], 80) == 128, "and no less than a block"
 
 
 @pytest.mark.parametrize("causal", [False, True])
