@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,16 @@ class EvalOptions:
 class Tally:
     """What the rounds of one policy on one category add up to."""
 
-    emitted: list[int] = field(default_factory=list)  # tokens of each whole round
-    cut: list[int] = field(default_factory=list)  # of those that --max-new-tokens may have left no room
+    emitted: list[int] = field(default_factory=list)  # tokens of each round
     accepted: list[int] = field(default_factory=list)  # nodes of each; a stop token that was drafted has no bonus token
     drafted: list[int] = field(default_factory=list)  # deepest node of each round
     mass: list[float] = field(default_factory=list)  # of every verified node
     kept: list[bool] = field(default_factory=list)  # whether it was accepted
 
-    def add(self, step: Step, cut: bool = False) -> None:
+    def add(self, step: Step) -> None:
         if step.tree is None or not len(step.tree):
             return
-        (self.cut if cut else self.emitted).append(len(step.tokens))
+        self.emitted.append(len(step.tokens))
         self.accepted.append(len(step.path))
         depths, accepted = step.tree.depths, set(step.path)
         # Where the answer ended with an accepted node, nobody knows of those that stand deeper.
@@ -72,8 +72,8 @@ class Tally:
 
     @property
     def tau(self) -> float:
-        """Tokens of a whole round, or of what there is instead, the bonus token included; NaN without rounds."""
-        return float(np.mean(self.emitted or self.cut)) if self.accepted else float("nan")
+        """Tokens of a round, the bonus token included; NaN without rounds."""
+        return float(np.mean(self.emitted)) if self.emitted else float("nan")
 
     def acceptance(self) -> list[dict[str, float]]:
         """For each position: how often it is reached and how often it is then right."""
@@ -104,7 +104,7 @@ class Tally:
     def figures(self) -> dict[str, Any]:
         """Everything but tau, as JSON."""
         return {
-            "rounds": len(self.accepted),
+            "rounds": len(self.emitted),
             "acceptance": self.acceptance(),
             "confidence": self.confidence(),
             "calibration": self.calibration(),
@@ -148,11 +148,9 @@ def measure(llm: LLM, prompts: Sequence[Prompt], options: EvalOptions) -> dict[s
             engine = llm.engine.fresh()  # no text of one helps the next one
             for i, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
                 update(j * len(prompts) + i, f"{prompt.id}  {policy}")
-                steps = answer(engine, ids, policy, options, llm.stop_ids)
-                for step in steps:
-                    cut = step is steps[-1] and step.tokens[-1] not in llm.stop_ids
-                    tallies[policy][ALL].add(step, cut)
-                    tallies[policy][prompt.dataset].add(step, cut)
+                for step in answer(engine, ids, policy, options, llm.stop_ids):
+                    tallies[policy][ALL].add(step)
+                    tallies[policy][prompt.dataset].add(step)
     return tallies
 
 
@@ -161,9 +159,18 @@ def encode(llm: LLM, text: str, thinking: str) -> list[int]:
     return llm.encode(text) if thinking == "default" else chat_ids(llm.tokenizer, text, thinking)
 
 
-def answer(engine: Engine, ids: list[int], policy: str, options: EvalOptions, stop_ids: frozenset[int]) -> list[Step]:
+def answer(
+    engine: Engine, ids: list[int], policy: str, options: EvalOptions, stop_ids: frozenset[int]
+) -> Iterator[Step]:
+    """Rounds until there are `max_new_tokens`; the last one, too, is whole, or tau would be too low."""
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
-    return list(engine.run(ids, options.max_new_tokens, sampling, stop_ids, policy=registry.policy(policy)))
+    room = 1 + engine.drafter.max_depth if engine.drafter else 0
+    steps = engine.run(ids, options.max_new_tokens + room, sampling, stop_ids, policy=registry.policy(policy))
+    written = 0
+    with closing(steps):
+        while written < options.max_new_tokens and (step := next(steps, None)):
+            written += len(step.tokens)
+            yield step
 
 
 def summarize(
@@ -194,9 +201,9 @@ def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
     """What to expect."""
     best = max(tallies, key=lambda policy: np.nan_to_num(tallies[policy][ALL].tau))
     tally = tallies[best][ALL]
-    if not tally.accepted:
+    if not tally.emitted:
         return "No round drafted anything, so nothing can be said; give longer answers."
-    by_set = {c: t.tau for c, t in tallies[best].items() if c != ALL and t.accepted}
+    by_set = {c: t.tau for c, t in tallies[best].items() if c != ALL and t.emitted}
     low, high = min(by_set, key=by_set.__getitem__), max(by_set, key=by_set.__getitem__)
     spread = f", from {by_set[low]:.2f} ({low}) to {by_set[high]:.2f} ({high})" if len(by_set) > 1 else ""
     said, seen = tally.confidence().values()
