@@ -133,6 +133,11 @@ def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint
     return Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, launches, attention_size=heads * head_dim)
 
 
+def uncompiled(sizes: Footprint) -> Footprint:
+    """A recorded footprint where no forward is compiled: one that is launches no operators."""
+    return replace(sizes, launches=LAUNCHES_PER_LAYER * sizes.layers)
+
+
 def head_bytes(config: Mapping[str, Any]) -> int:
     """Of the output head, which a drafter shares with its target."""
     return int(config["hidden_size"]) * int(config["vocab_size"]) * ITEMSIZE

@@ -32,6 +32,7 @@ from draftwood.hardware import (
     hardware,
     head_bytes,
     target_config,
+    uncompiled,
 )
 from draftwood.latency import LatencyModel, Work
 from draftwood.recording import Answer, Trace
@@ -149,10 +150,11 @@ def prices_of(trace: Trace, name: str, config: str | None) -> Callable[[str], Pr
 def parts_of(trace: Trace, name: str, config: str | None) -> tuple[Hardware, Footprint, Callable[[int], Work]]:
     """A machine, and the sizes of a target and the work of its drafter: the recorded ones, or a config's."""
     machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
-    if config is None:
-        return machine, *recorded_work(trace)
-    described = target_config(config)
-    return machine, footprint(described), draft_work(described)
+    if config is not None:
+        described = target_config(config)
+        return machine, footprint(described), draft_work(described)
+    sizes, draft = recorded_work(trace)
+    return machine, sizes if name == HERE else uncompiled(sizes), draft
 
 
 def crowded(

@@ -14,7 +14,7 @@ from draftwood.acceptance import LEAST_GROWN, SHALLOWEST
 from draftwood.bench.branches import branches
 from draftwood.bench.figures_simulated import frontier
 from draftwood.bench.prices import Average, learned
-from draftwood.bench.simulation import Cell, run_simulation, simulate
+from draftwood.bench.simulation import Cell, parts_of, run_simulation, simulate
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.hardware import CONFIGS, Modelled, draft_work, footprint, hardware, target_config
@@ -344,6 +344,16 @@ def test_every_policy_on_every_machine(target: Target, truth: list[int]) -> None
     assert plain.speedup == plain.work == plain.tau == 1 and tree.tau > 1 and tree.skipped == 0
     assert tree.measured > 0 and np.isfinite(tree.error) and np.isnan(found.cells[2].measured)
     assert np.isnan(found.cells[4].measured), "nothing was measured on a card"
+
+
+def test_operators_are_launched_on_a_card_whatever_was_compiled_where_it_was_recorded() -> None:
+    trace = timed(alike("ddtree:2"))
+    recorded = trace.header.facts["footprint"]
+    compiled = replace(
+        trace, header=replace(trace.header, facts={**trace.header.facts, "footprint": {**recorded, "launches": 0}})
+    )
+    assert parts_of(compiled, "h100", None)[1] == footprint(CONFIGS["qwen3-8b"])
+    assert parts_of(compiled, "this", None)[1].launches == 0
 
 
 def test_the_command_prints_a_table_and_writes_its_files(
