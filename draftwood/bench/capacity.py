@@ -17,7 +17,7 @@ from draftwood.batch import Batch
 from draftwood.bench.loads import Load
 from draftwood.choosing import mean_context
 from draftwood.clock import Clock
-from draftwood.drafting import Proposal, grown
+from draftwood.drafting import Proposal, grown, ran
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware, Modelled, drafts_work
 from draftwood.latency import LatencyModel, Work
@@ -128,9 +128,9 @@ class Recorded:
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
         found = [self._proposal(request) if asks else None for request, asks in zip(requests, drafts, strict=True)]
-        drafted = sum(map(bool, found))
-        self.drafted += drafted
-        self._round = {"draft": self.prices(drafted).costs(0, mean_context(requests)).draft_s} if drafted else {}
+        self.drafted += sum(map(bool, found))
+        drafters = ran(found)
+        self._round = {"draft": self.prices(drafters).costs(0, mean_context(requests)).draft_s} if drafters else {}
         return found
 
     def _proposal(self, request: Request) -> Proposal | None:
@@ -139,7 +139,7 @@ class Recorded:
             return None
         wanted = asked(request.policy, request.acceptance, request.remaining)
         tree = grown(request, script.draft(request.filled, wanted))
-        return Proposal(tree, tree)
+        return Proposal(tree, tree, 0 if request.filled in script.free else None)
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         self._parts, users = parts, len(parts)

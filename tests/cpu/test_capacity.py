@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_what_is_learned_of_drafting_is_of_the_modelled_machine(trace: Trace, mo
     assert np.mean(spent[:-1]) == pytest.approx(
         played.seconds / played.batches / (1 / rate(trace, "autoregressive", 1).tokens_per_s), rel=0.2
     )
+
+
+def test_drafts_that_no_drafter_ran_for_cost_none(trace: Trace) -> None:
+    def silent(one: Answer) -> Answer:
+        return replace(one, rounds=[replace(r, positions=0) for r in one.rounds])
+
+    free = replace(trace, answers=list(map(silent, trace.answers)))
+    usual, spared = (rate(of, "ddtree:4", 1) for of in (trace, free))
+    price = prices(Hardware(Machine(**FACTS["machine"])), SIZES, lambda context: DRAFT)(1)
+    drafts_s = round(usual.drafted) * price.costs(0, 25).draft_s
+    assert spared.drafted == usual.drafted > 0 and spared.tokens == usual.tokens
+    assert spared.seconds == pytest.approx(usual.seconds - drafts_s)
 
 
 def test_users_are_named_where_something_is_asked_of_them() -> None:
