@@ -59,17 +59,14 @@ class Script:
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
-        drafted: dict[int, tuple[Lattice | Tree, bool]] = {}  # and whether a drafter ran
+        drafts: dict[int, Lattice | Tree] = {}
         confidences: dict[int, float] = {}
         deepens = any(r.positions is not None for r in answer.rounds)
-        for source in (*others, answer):
-            end = source.prompt_tokens + shared(source.tokens, answer.tokens)
-            within = [r for r in source.rounds if r.context < end]
-            drafted |= {r.context: (r.draft, r.asked) for r in within if r.draft is not None}
-            confidences |= {r.context: r.confidence for r in within if r.confidence is not None}
-        drafts = {at: draft for at, (draft, _) in drafted.items()}
-        free = frozenset(at for at, (_, ran) in drafted.items() if not ran)
-        return cls(answer, drafts, sorted(drafts), deepens, confidences, free)
+        alike = [_while_alike(source, answer) for source in (*others, answer)]
+        for source in alike:
+            drafts |= {r.context: r.draft for r in source.rounds if r.draft is not None}
+            confidences |= {r.context: r.confidence for r in source.rounds if r.confidence is not None}
+        return cls(answer, drafts, sorted(drafts), deepens, confidences, _free(alike))
 
     @property
     def end(self) -> int:
@@ -82,6 +79,20 @@ class Script:
         if isinstance(draft, Lattice):
             return Lattice(draft.tokens[:positions, : wanted.width], draft.logp[:positions, : wanted.width])
         return draft if positions is None else draft.up_to_depth(positions)
+
+
+def _while_alike(source: Answer, answer: Answer) -> Answer:
+    """A source with its rounds up to where the two part."""
+    end = source.prompt_tokens + shared(source.tokens, answer.tokens)
+    return replace(source, rounds=[r for r in source.rounds if r.context < end])
+
+
+def _free(answers: Sequence[Answer]) -> frozenset[int]:
+    """Contexts of drafts that no drafter ran for, by what policies asked for: a memory that heard a draft behind every
+    token says more than theirs, so the record's word counts alone where there is no other."""
+    drafting = [answer for answer in answers if answer.policy != RECORD and any(r.drafted for r in answer.rounds)]
+    rounds = [r for answer in drafting or answers for r in answer.rounds if r.drafted]
+    return frozenset(r.context for r in rounds if not r.asked) - {r.context for r in rounds if r.asked}
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:

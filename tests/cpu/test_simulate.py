@@ -123,6 +123,20 @@ def test_a_draft_that_no_drafter_ran_for_costs_none_and_is_as_deep_as_it_was(tar
     assert all(text.draft(r.context, Asked(4, 2)).depths.max() == (2 if r.asked else 8) for r in played)
 
 
+def test_drafts_are_free_where_they_were_for_policies_and_not_for_a_memory_that_heard_every_token() -> None:
+    def said(spec: str, positions: dict[int, int], tokens: list[int]) -> Answer:
+        rounds = [replace(a_draft(at), positions=asked) for at, asked in positions.items()]
+        return Answer("p", "", spec, 0.0, 2, tokens, 0, 0, rounds)
+
+    text, other = list(range(10)), [0, 1, 2, 3, 9]
+    record = said("record", dict.fromkeys(range(2, 11), 0), text)
+    plain = said("autoregressive", {}, text)
+    one, two = said("dflash", {3: 0, 4: 0, 5: 4}, text), said("ddtree:2", {4: 4, 5: 0, 6: 0}, other)
+    assert Script.of(record, [plain]).free == set(range(2, 11))
+    assert Script.of(record, [plain, one]).free == {3, 4}
+    assert Script.of(record, [plain, one, two]).free == {3}, "context 6 is of another text, and in 4 one of them ran"
+
+
 @dataclass(frozen=True)
 class Resting(DDTree):
     """Drafts in every third round."""
