@@ -17,6 +17,7 @@ import numpy as np
 from draftwood.acceptance import AcceptanceModel
 from draftwood.limits import Asked, asked, grown
 from draftwood.policies.base import OPTIMISM, Costs, Policy
+from draftwood.policies.record import Record
 from draftwood.recording import Answer
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree, matched, root_only
@@ -37,7 +38,7 @@ class Replayed:
     tokens: int = 0
     seconds: float = 0.0
     skipped: int = 0  # tokens for want of a recorded draft: not in `tokens`
-    clipped: int = 0  # rounds whose tree took every recorded candidate somewhere: it might have wanted more
+    clipped: int = 0  # rounds whose tree took all that was recorded, somewhere or of a tree: it might have wanted more
     rounds: list[Round] = field(default_factory=list)
 
     @property
@@ -144,7 +145,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
         drafted = record.asked
         model.observe(record, position=costs.position)
         model.charge(record, costs.plain_s)
-        played.clipped += drafts and _clipped(tree, script.drafts[at], wanted.width)
+        played.clipped += drafts and _clipped(tree, script, at, wanted.width, policy.n_max)
         tokens = min(1 + record.accepted, end - at)
         played.rounds.append(replace(record, path=record.path[: tokens - 1]))  # as the engine ends an answer
         played.tokens, played.seconds, at = played.tokens + tokens, played.seconds + record.total_s, at + tokens
@@ -171,9 +172,15 @@ def _round(
     return record, tree
 
 
-def _clipped(tree: Tree, recorded: Lattice | Tree, width: int) -> bool:
-    """Whether some node has all the children that were recorded, where a policy that takes `width` might take more."""
-    if not isinstance(recorded, Lattice) or not len(tree):
+def _clipped(tree: Tree, script: Script, context: int, width: int, n_max: int) -> bool:
+    """Whether some node has all the children that were recorded, or a recorded tree was taken whole, where a policy
+    that takes `width` children and `n_max` nodes might take more."""
+    recorded = script.drafts[context]
+    if not len(tree):
         return False
-    columns = recorded.tokens.shape[1]
-    return width > columns and bool(np.bincount(tree.parents[1:]).max() >= columns)
+    if isinstance(recorded, Lattice):
+        columns = recorded.tokens.shape[1]
+        return width > columns and bool(np.bincount(tree.parents[1:]).max() >= columns)
+    cut = script.answer.policy != RECORD or len(recorded) >= Record().n_max  # of less the record has all there was
+    ends = tree.depths.max() >= script.end - context - 1  # no deeper tree could be emitted
+    return cut and not ends and len(tree) == len(recorded) < n_max

@@ -220,6 +220,20 @@ def test_trees_that_take_every_recorded_candidate_are_counted(target: Target, tr
     assert replay(policy("ddtree:60"), texts, Flat()).clipped > 0
 
 
+def test_trees_that_the_recording_cut_are_counted_where_all_of_them_is_taken() -> None:
+    def clipped(spec: str, nodes: int, asked: str, end: int = 400) -> int:
+        tokens, parents, depths = np.arange(1 + nodes), np.array([-1] + [0] * nodes), np.array([0] + [1] * nodes)
+        tree = Tree(tokens, parents, depths, np.array([1] + [0.1] * nodes, np.float32))
+        answer = Answer("p", "", spec, 0.0, 1, [0] * end, 0, 0)
+        script = Script(answer, dict.fromkeys(range(1, end), tree), range(1, end))
+        return replay(policy(asked), [script], Flat()).clipped
+
+    assert clipped("ddtree:8", 8, "ddtree:8") == clipped("ddtree:8", 8, "ddtree:7") == 0
+    assert clipped("ddtree:8", 8, "ddtree:9", end=12) == 9, "in all rounds but the last two, which the text's end cuts"
+    assert clipped("record", 8, "ddtree:9") == 0, "the record took all that there was"
+    assert clipped("record", 256, "ddtree:300") > 390
+
+
 # --- machines -------------------------------------------------------------------------------------
 
 
