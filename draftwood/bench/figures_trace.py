@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
 from draftwood.bench.figures import GREYS, HATCHES, styles
-from draftwood.bench.prices import Average, learned, recorded_machine, recorded_rounds, recorded_work
+from draftwood.bench.prices import Average, learned, recorded_machine, recorded_rounds, recorded_work, widest
 from draftwood.bench.reliability import Reliability, reliability
 from draftwood.bench.simulation import measured_rates
 from draftwood.bench.stats import PLAIN
@@ -59,6 +59,10 @@ class Story:
     def sweep(self) -> dict[int, Replayed]:
         return {n: replay(policy(f"ddtree:{n}"), self.texts, self.prices) for n in BUDGETS}
 
+    @cached_property
+    def widest(self) -> int:
+        return widest(self.trace)
+
     @property
     def context(self) -> int:
         """The median of all rounds."""
@@ -100,8 +104,8 @@ def draw_width(axes: Axes, story: Story) -> None:
     style = next(one)
     axes.plot([1 + n for n in story.sweep], [tau(p.rounds) for p in story.sweep.values()], **style, label="τ (left)")
     costs = story.prices.costs(max(BUDGETS), story.context)
-    milliseconds = [1e3 * float(costs.verify_s[n]) for n in BUDGETS]
-    two.plot([1 + n for n in BUDGETS], milliseconds, **next(one), label="verify, ms (right)")
+    milliseconds = {1 + n: 1e3 * float(costs.verify_s[n]) for n in BUDGETS}
+    _priced(two, milliseconds, story.widest, next(one), "verify, ms (right)")
     _logarithmic(axes, [1 + n for n in BUDGETS])
     axes.set_xlabel("tokens verified a round, the root included")
     axes.set_ylabel("τ: tokens written a round")
@@ -130,7 +134,7 @@ def draw_budgets(axes: Axes, story: Story) -> None:
     """BASTION's figure 6: fixed budgets against the adaptive one and the best budget of each data set."""
     plain = replay(policy(PLAIN), story.texts, story.prices).tokens_per_s
     one = styles()
-    axes.plot(list(story.sweep), [p.tokens_per_s / plain for p in story.sweep.values()], **next(one), label="ddtree:n")
+    _priced(axes, {n: p.tokens_per_s / plain for n, p in story.sweep.items()}, story.widest - 1, next(one), "ddtree:n")
     adaptive = replay(policy("bastion"), story.texts, story.prices).tokens_per_s / plain
     axes.axhline(adaptive, color="black", linestyle="-", linewidth=1.2, label=f"bastion ({adaptive:.2f})")
     best = oracle(story) / plain
@@ -140,6 +144,15 @@ def draw_budgets(axes: Axes, story: Story) -> None:
     axes.set_xlabel("nodes verified a round")
     axes.set_ylabel("replayed speed, × plain decoding")
     axes.legend(fontsize="small")
+
+
+def _priced(axes: Axes, values: Mapping[int, float], last: int, style: Mapping[str, Any], label: str) -> None:
+    """A line, hollow behind the `last` place that a round ran at."""
+    axes.plot(list(values), list(values.values()), **style, label=label)
+    unseen = {at: value for at, value in values.items() if at > last}
+    if unseen:
+        hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
+        axes.plot(list(unseen), list(unseen.values()), **hollow, label="extrapolated: none as wide ran")
 
 
 def oracle(story: Story) -> float:
@@ -204,7 +217,8 @@ def prediction_series(trace: Trace, rounds: Sequence[Round]) -> dict[str, list[f
     series: dict[str, list[float]] = {"uncalibrated": [], "calibrated on the first half": [], "online": []}
     for r in rounds[half:]:
         for errors, model in zip(series.values(), (prior, frozen, online), strict=True):
-            errors.append(abs(sum(model.predict(r.n, r.context, r.drafted, r.padding).values()) / r.total_s - 1))
+            said = model.predict(r.n, r.context, r.drafted, r.padding)
+            errors.append(abs(sum(s for part, s in said.items() if r.asked or part != "draft") / r.total_s - 1))
         online.observe(r)
     return series
 

@@ -29,9 +29,15 @@ class Drawing(Protocol):
 
 FIGURES: dict[str, tuple[Drawing, str]] = {
     "speedup-by-dataset": (draw.draw_speedups, "Measured decoding speed by data set and policy."),
-    "width": (draw.draw_width, "What a wider tree writes and costs. τ is replayed, times are learned from the trace."),
+    "width": (
+        draw.draw_width,
+        "What a wider tree writes and costs. τ is replayed, times are learned; hollow: no round as wide ran.",
+    ),
     "beams": (draw.draw_beams, "Best-first trees against beams of as many nodes, replayed."),
-    "budgets": (draw.draw_budgets, "Fixed budgets, bastion, and the best budget of each data set, replayed."),
+    "budgets": (
+        draw.draw_budgets,
+        "Fixed budgets (hollow: wider than what ran), bastion, and the best budget of each data set, replayed.",
+    ),
     "latency": (draw.draw_latency, "Seconds of a verification: measured, by counted work alone, and as learned."),
     "latency-error": (draw.draw_errors, "How far predictions of whole rounds were off, each made before its round."),
     "confidence": (draw.draw_confidence, "Path probabilities against what happened, in trees of 32 nodes."),

@@ -45,6 +45,11 @@ def recorded_rounds(trace: Trace) -> Iterator[tuple[Round, bool]]:
             before = round.asked
 
 
+def widest(trace: Trace) -> int:
+    """Tokens of the widest forward that ran: prices of wider ones are extrapolated."""
+    return max((r.width for answer in trace.answers for r in answer.rounds), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Average:
     """Prices of a `model` that follows typical rounds, raised to the mean ones: these make tokens per second."""

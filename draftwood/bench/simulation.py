@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from draftwood.bench.branches import Branch, branches
 from draftwood.bench.figures import save_figures
 from draftwood.bench.figures_simulated import draw_pareto
 from draftwood.bench.loads import NOBODY, Crowd, Load, load_table
-from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work
+from draftwood.bench.prices import Average, learned, recorded_machine, recorded_work, widest
 from draftwood.bench.records import check_writable, writing
 from draftwood.bench.report import new_table, number, percent
 from draftwood.bench.stats import PLAIN, jsonable, quotient
@@ -58,6 +59,7 @@ class Cell:
     skipped: float  # share of the text that no recorded draft could start at
     clipped: float  # share of rounds that may have wanted more candidates than were recorded
     measured: float  # tokens per second of the same policy when the trace was made; NaN if it was not run there
+    unseen: float = 0.0  # share of rounds wider than any that ran where prices are learned: these are extrapolated
 
     @property
     def error(self) -> float:
@@ -99,12 +101,21 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
         for spec, rule in rules.items():
             played = replay(rule, texts, price(spec))
             plain = played.tokens_per_s if rule.name == PLAIN else plain
-            cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name)))
+            ran = widest(trace) if measured else math.inf
+            cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name), ran))
     seconds = time.perf_counter() - start
     return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds), branches(trace.answers))
 
 
-def cell(machine: str, policy: str, played: Replayed, plain: float, texts: Sequence[Script], measured: float) -> Cell:
+def cell(
+    machine: str,
+    policy: str,
+    played: Replayed,
+    plain: float,
+    texts: Sequence[Script],
+    measured: float,
+    widest: float,
+) -> Cell:
     rounds = played.rounds
     run = sum(1 + r.n for r in rounds)
     return Cell(
@@ -120,6 +131,7 @@ def cell(machine: str, policy: str, played: Replayed, plain: float, texts: Seque
         quotient(played.skipped, sum(len(t.answer.tokens) - 1 for t in texts)),
         quotient(played.clipped, len(rounds)),
         measured,
+        quotient(sum(r.width > widest for r in rounds), len(rounds)),
     )
 
 
@@ -236,6 +248,11 @@ def show(found: Simulation, console: Console) -> None:
             console.print(
                 f"{c.policy} on {c.hardware}: {percent(c.skipped)} of the text had no recorded draft and was left out; "
                 f"{percent(c.clipped)} of the trees may have wanted more candidates than were recorded."
+            )
+        if c.unseen > 0.05:
+            console.print(
+                f"{c.policy} on {c.hardware}: {percent(c.unseen)} of the rounds are wider than any that was recorded, "
+                "and their prices extrapolated; record a policy that runs trees as wide."
             )
     spine, sibling = found.branches["spine"], found.branches["sibling"]
     console.print(

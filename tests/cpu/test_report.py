@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from draftwood.bench.figures_trace import (
+    BUDGETS,
     Story,
     conditional,
     confidences,
+    draw_budgets,
+    draw_width,
     oracle,
     positions,
     prediction_series,
@@ -111,6 +114,27 @@ def test_online_predictions_beat_the_roofline(trace: Trace) -> None:
     rounds = [r for r, _ in recorded_rounds(trace)]
     medians = {name: np.median(errors) for name, errors in prediction_series(trace, rounds).items()}
     assert medians["online"] < 0.5 * medians["uncalibrated"]
+
+
+def test_no_draft_is_predicted_where_no_drafter_ran(trace: Trace) -> None:
+    rounds = [r for r, _ in recorded_rounds(trace)]
+    half = len(rounds) // 2
+    free = [replace(r, positions=0, seconds={**r.seconds, "draft": 0.0}) for r in rounds[half:] if r.drafted]
+    medians = {name: np.median(e) for name, e in prediction_series(trace, [*rounds[: len(free)], *free]).items()}
+    assert medians["calibrated on the first half"] < 0.05
+
+
+def test_prices_of_widths_that_never_ran_are_hollow(trace: Trace) -> None:
+    from matplotlib.figure import Figure
+
+    story = Story(trace)
+    assert 1 < story.widest == max(r.width for a in trace.answers for r in a.rounds) < 1 + max(BUDGETS)
+    for drawing, root in ((draw_budgets, 1), (draw_width, 0)):
+        figure = Figure()
+        drawing(figure.subplots(), story)
+        hollow = [line for axes in figure.axes for line in axes.lines if line.get_markerfacecolor() == "white"]
+        assert [min(line.get_xdata()) + root > story.widest for line in hollow] == [True]
+        assert sum(1 + n > story.widest for n in BUDGETS) == len(hollow[0].get_xdata())
 
 
 def test_a_folder_without_a_trace_or_drafts_is_refused(trace: Trace, tmp_path: Path) -> None:

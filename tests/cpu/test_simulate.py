@@ -374,6 +374,20 @@ def test_every_policy_on_every_machine(target: Target, truth: list[int]) -> None
     assert np.isnan(found.cells[4].measured), "nothing was measured on a card"
 
 
+def test_rounds_wider_than_any_that_ran_are_counted_where_prices_are_learned(
+    target: Target, truth: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, path = a_trace(target, truth), tmp_path / "trace.jsonl"  # whose trees are of 4 nodes
+    found = {
+        (c.hardware, c.policy): c.unseen for c in simulate(trace, ["ddtree:4", "ddtree:9"], ["this", "h100"]).cells
+    }
+    assert found["this", "autoregressive"] == found["this", "ddtree:4"] == 0 < 0.5 < found["this", "ddtree:9"] < 1
+    assert not any(found["h100", spec] for spec in ("autoregressive", "ddtree:4", "ddtree:9"))
+    trace.save(path)
+    run_simulation(path, ["ddtree:4", "ddtree:9"], ["this"], None, None, as_json=False)
+    assert capsys.readouterr().out.count("wider than any that was recorded") == 1
+
+
 def test_operators_are_launched_on_a_card_whatever_was_compiled_where_it_was_recorded() -> None:
     trace = timed(alike("ddtree:2"))
     recorded = trace.header.facts["footprint"]
