@@ -256,7 +256,7 @@ def draw_positions(axes: Axes, story: Story) -> None:
         axes.plot(range(1, 1 + len(rates)), rates, **next(one), label=label)
     axes.set_xlabel("position behind the root")
     axes.set_ylabel("share of tokens accepted, where all before were")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.03)  # or a share of 1 would lie on the frame
     axes.set_xticks(range(1, 1 + max(map(len, positions(story).values()), default=1)))
     axes.legend(fontsize="small")
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.bench.figures import save_figures
+from draftwood.bench.figures import GREYS, HATCHES, save_figures, styles
 from draftwood.bench.stats import MethodStats
 from draftwood.trace import VERBS
 
@@ -39,21 +39,24 @@ def draw_rounds(axes: Axes, policies: Policies) -> None:
     """A round's mean milliseconds, stacked by verb."""
     shown = {name: stats for name, stats in policies.items() if stats.verb_ms}
     bottom = dict.fromkeys(shown, 0.0)
-    for verb in VERBS:
+    for verb, grey, hatch in zip(VERBS, GREYS, HATCHES, strict=False):
         heights = {name: stats.verb_ms[verb] for name, stats in shown.items()}
-        axes.bar(list(shown), list(heights.values()), bottom=list(bottom.values()), label=verb)
+        drawn = {"color": grey, "hatch": hatch, "edgecolor": "white", "label": verb}
+        axes.bar(list(shown), list(heights.values()), bottom=list(bottom.values()), **drawn)
         bottom = {name: bottom[name] + heights[name] for name in shown}
     axes.set_ylabel("mean milliseconds of a round")
     axes.tick_params(axis="x", rotation=20)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", handlelength=3, handleheight=1.4)  # shows the hatches
 
 
 def draw_widths(axes: Axes, policies: Policies) -> None:
-    """How often each width was verified."""
-    for name, stats in policies.items():
-        if stats.rounds:
-            shares = [count / stats.rounds for count in stats.widths.values()]
-            axes.plot(list(stats.widths), shares, marker="o", label=name)
+    """How often each width was verified; those that none ran at are zeros."""
+    shown = {name: stats for name, stats in policies.items() if stats.rounds}
+    widths = range(1, 1 + max((max(stats.widths) for stats in shown.values()), default=1))
+    for (name, stats), style in zip(shown.items(), styles(), strict=False):
+        shares = [stats.widths.get(width, 0) / stats.rounds for width in widths]
+        ran = [width - 1 for width in stats.widths]  # places of the markers
+        axes.plot(widths, shares, **style, markevery=ran, label=name)
     axes.set_xlabel("tokens verified, the root included")
     axes.set_ylabel("share of rounds")
     axes.legend(fontsize="small")

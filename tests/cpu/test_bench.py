@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwood import registry
 from draftwood.assemble import build_engine
-from draftwood.bench import environment, hub, measure, prompts, records, report, run
+from draftwood.bench import environment, hub, measure, plots, prompts, records, report, run
 from draftwood.bench.baseline import Transformers
 from draftwood.bench.measure import Settings, Summary
 from draftwood.bench.options import BenchOptions
@@ -31,7 +32,7 @@ from draftwood.latency import Machine, Work
 from draftwood.llm import LLM
 from draftwood.packing import PackedLinear, pack_linears
 from draftwood.recording import Trace
-from draftwood.trace import Round
+from draftwood.trace import VERBS, Round
 from tests.reference import byte_tokenizer, dflash_files, tiny_target
 
 TREE = "ddtree:4"
@@ -673,6 +674,21 @@ def test_plots_are_written_or_their_absence_explained(tmp_path, monkeypatch: pyt
     pytest.importorskip("matplotlib")
     save_plots(summary.policies, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"speedup.png", "rounds.png", "widths.png"}
+
+
+def test_plots_can_be_read_in_grey_and_widths_that_none_ran_at_are_zeros() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    policies = run_fake(FakeLLM()).policies
+    policies = {
+        name: replace(s, rounds=4, widths={1: 1, 9: 3}, verb_ms=dict.fromkeys(VERBS, 1.0))
+        for name, s in policies.items()
+    }
+    widths, rounds = figure.subplots(1, 2)
+    plots.draw_widths(widths, policies)
+    plots.draw_rounds(rounds, policies)
+    assert all(list(line.get_ydata()) == [0.25, *[0] * 7, 0.75] for line in widths.lines)
+    assert len({(line.get_marker(), line.get_linestyle()) for line in widths.lines}) == len(policies)
+    assert len({bars[0].get_hatch() for bars in rounds.containers}) == len(VERBS)
 
 
 @pytest.mark.parametrize(
