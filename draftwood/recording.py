@@ -48,6 +48,7 @@ class Answer:
     prefill_s: float
     decode_s: float
     rounds: Sequence[Round] = ()
+    turn: int = 0  # of a conversation, that the prompt names
 
     def continuation(self, context: int) -> Sequence[int]:
         """What the target wrote after the root of a round behind `context` tokens, as far as the answer goes."""
@@ -129,7 +130,14 @@ def _answers(lines: Iterator[dict[str, Any]]) -> Iterator[Answer]:
         rounds = [round_from_json(round) for round in islice(lines, count)]
         if len(rounds) < count:
             return  # cut off
-        yield Answer(**line, rounds=rounds)
+        known = line if "turn" in line else line | _of_older(line["prompt"])
+        yield Answer(**known, rounds=rounds)
+
+
+def _of_older(prompt: str) -> dict[str, Any]:
+    """Prompt and turn where the turn stood behind the prompt's name."""
+    name, mark, turn = prompt.rpartition("#")
+    return {"prompt": name, "turn": int(turn)} if mark and turn.isdecimal() else {}
 
 
 def round_to_json(round: Round) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def scripts(answers: Sequence[Answer]) -> list[Script]:
-    """One for each prompt: the answer that drafted everywhere if there is one, else the one with the most drafts."""
-    prompts: dict[tuple[str, float], list[Answer]] = {}
+    """One for each turn of a prompt: of its answers the one that drafted everywhere, or else that with most drafts."""
+    prompts: dict[tuple[str, int, float], list[Answer]] = {}
     for answer in answers:
-        prompts.setdefault((answer.prompt, answer.temperature), []).append(answer)
+        prompts.setdefault((answer.prompt, answer.turn, answer.temperature), []).append(answer)
     return [Script.of(max(group, key=_drafted), group) for group in prompts.values()]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -76,7 +75,7 @@ def page_lines(story: Story, folder: Path) -> Iterator[str]:
     yield f"<!doctype html><html lang='en'><meta charset='utf-8'><title>draftwood report</title><style>{STYLE}</style>"
     yield f"<h1>{html.escape(header.target)} with {html.escape(header.drafter)}</h1>"
     machine = header.facts.get("machine", {}).get("name", "an unknown machine")
-    prompts = len({re.sub(r"#\d+$", "", answer.prompt) for answer in story.trace.answers})  # without their turns
+    prompts = len({answer.prompt for answer in story.trace.answers})
     temperatures = ", ".join(f"{t:g}" for t in sorted({a.temperature for a in story.trace.answers}))
     yield f"<p>{prompts} prompts at temperature {temperatures}, on {html.escape(machine)}.</p>"
     yield from table_lines(story)

@@ -60,9 +60,9 @@ def recording(
 
 def answer(run: Run, temperature: float) -> Answer:
     """A run as a trace keeps it."""
-    where = run.prompt if run.turn == 0 else f"{run.prompt}#{run.turn}"
     size, seconds = run.prompt_tokens, (run.prefill_s, run.decode_s)
-    return Answer(where, run.dataset, run.method, temperature, size, run.token_ids, *seconds, run.rounds)
+    of = run.prompt, run.dataset, run.method, temperature, size, run.token_ids
+    return Answer(*of, *seconds, run.rounds, run.turn)
 
 
 def write_turn(turn: Sequence[Run], runs: TextIO, rounds: TextIO) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
 from draftwood.recording import Answer, Header, Trace, round_from_json, round_to_json
 from draftwood.registry import policy
+from draftwood.simulate import scripts
 from draftwood.target import Target
 from draftwood.trace import Errors, Round, prediction_errors
 from draftwood.tree import Lattice
@@ -91,6 +93,15 @@ def test_a_trace_grows_answer_by_answer(tmp_path: Path, name: str) -> None:
         ("a", 1, [10, 11, 12, 13]),
         ("b", 0, [10, 11, 12, 13]),
     ]
+
+
+def test_a_turn_is_kept_apart_from_its_prompt_and_found_behind_it_in_older_traces(tmp_path: Path) -> None:
+    path, answers = tmp_path / "t.jsonl", [an_answer("q#1"), replace(an_answer("q"), turn=1)]
+    Trace(Header("t", "d"), answers).save(path)
+    assert [(a.prompt, a.turn) for a in Trace.load(path).answers] == [("q#1", 0), ("q", 1)]
+    assert len(scripts(answers)) == 2
+    path.write_text(path.read_text().replace(',"turn":0', "").replace('"q","', '"q#x","').replace(',"turn":1', ""))
+    assert [(a.prompt, a.turn) for a in Trace.load(path).answers] == [("q", 1), ("q#x", 0)]
 
 
 def test_of_a_trace_that_was_cut_off_all_whole_answers_are_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from draftwood.bench.figures_trace import (
     prediction_series,
     speedup_of,
 )
-from draftwood.bench.page import FIGURES, run_report
+from draftwood.bench.page import FIGURES, page_lines, run_report
 from draftwood.bench.prices import recorded_rounds
 from draftwood.errors import BadInput
 from draftwood.footprint import Footprint
@@ -87,6 +88,16 @@ def test_a_report_is_whole_by_itself(trace: Trace, tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == len(FIGURES)
     assert not re.findall(r"(?:src|href)='(?!data:)", page) and "&lt;drafter&gt;" in page
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in FIGURES)
+
+
+def test_prompts_are_counted_without_their_turns(trace: Trace) -> None:
+    def counted(**named: object) -> bool:
+        two = [trace.answers[0], replace(trace.answers[0], **named)]
+        return any(
+            "<p>2 prompts " in line for line in islice(page_lines(Story(replace(trace, answers=two)), Path()), 3)
+        )
+
+    assert counted(prompt=f"{trace.answers[0].prompt}#1") and not counted(turn=1)
 
 
 def test_figures_show_what_their_captions_say(trace: Trace) -> None:
