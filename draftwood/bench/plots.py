@@ -41,7 +41,7 @@ def draw_rounds(axes: Axes, policies: Policies) -> None:
     bottom = dict.fromkeys(shown, 0.0)
     for verb, grey, hatch in zip(VERBS, GREYS, HATCHES, strict=False):
         heights = {name: stats.verb_ms[verb] for name, stats in shown.items()}
-        drawn = {"color": grey, "hatch": hatch, "edgecolor": "white", "label": verb}
+        drawn: dict[str, Any] = {"color": grey, "hatch": hatch, "edgecolor": "white", "label": verb}
         axes.bar(list(shown), list(heights.values()), bottom=list(bottom.values()), **drawn)
         bottom = {name: bottom[name] + heights[name] for name in shown}
     axes.set_ylabel("mean milliseconds of a round")
