@@ -138,19 +138,14 @@ def uncompiled(sizes: Footprint) -> Footprint:
     return replace(sizes, launches=LAUNCHES_PER_LAYER * sizes.layers)
 
 
-def head_bytes(config: Mapping[str, Any]) -> int:
-    """Of the output head, which a drafter shares with its target."""
-    return int(config["hidden_size"]) * int(config["vocab_size"]) * ITEMSIZE
-
-
 def draft_work(config: Mapping[str, Any]) -> Callable[[int], Work]:
     """A DFlash drafter for this target: a block through a few layers of the target's shape, and its taps."""
     sizes = footprint(config, DRAFT_LAYERS)
-    taps = TAPS * sizes.hidden_size**2
+    taps, head = TAPS * sizes.hidden_size**2, sizes.hidden_size * int(config["vocab_size"]) * ITEMSIZE
 
     def work(context: int) -> Work:
         block = sizes.work(BLOCK, context)
-        return Work(block.flops + 2 * taps, block.bytes + taps * ITEMSIZE, block.launches)
+        return Work(block.flops + 2 * taps, block.bytes + taps * ITEMSIZE, block.launches, head)
 
     return work
 
@@ -159,7 +154,8 @@ def drafts_work(draft: Callable[[int], Work], context: int, users: int) -> Work:
     """Drafts for all `users`, each behind `context` tokens: weights are read once, and each attends by itself."""
     one, read = draft(context), draft(0).bytes
     attending = (users - 1) * ATTENTION_LAUNCHES / LAUNCHES_PER_LAYER
-    return Work(one.flops * users, read + users * (one.bytes - read), round(one.launches * (1 + attending)))
+    size = read + users * (one.bytes - read)
+    return Work(one.flops * users, size, round(one.launches * (1 + attending)), one.shared)
 
 
 def _check_known(noun: str, name: str, names: list[str]) -> None:

@@ -49,6 +49,7 @@ class Work:
     flops: float
     bytes: float
     launches: int  # operator launches: the fixed cost that small forwards pay
+    shared: float = 0.0  # of a draft's bytes, those of weights that are the target's: they are in memory once
 
 
 @dataclass(frozen=True, slots=True)

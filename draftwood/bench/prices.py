@@ -116,8 +116,8 @@ def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
     columns = list(zip(*(known[c] for c in contexts), strict=True))
 
     def draft(context: int) -> Work:
-        flops, size, launches = (linear(context, contexts, column) for column in columns)
-        return Work(flops, size, round(launches))
+        flops, size, launches, *shared = (linear(context, contexts, column) for column in columns)
+        return Work(flops, size, round(launches), *shared)  # older traces do not say what is shared
 
     return Footprint(**fact(trace, "footprint")), draft if known else lambda context: Work(0.0, 0.0, 0)
 

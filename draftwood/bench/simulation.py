@@ -31,7 +31,6 @@ from draftwood.hardware import (
     drafts_work,
     footprint,
     hardware,
-    head_bytes,
     target_config,
     uncompiled,
 )
@@ -177,7 +176,6 @@ def crowded(
 
     rules = {spec: registry.policy(spec) for spec in [PLAIN, *policies]}
     texts, found = scripts(trace.answers), []
-    shared = 0 if config is None else head_bytes(target_config(config))
     longest = crowd.context + max(script.answer.prompt_tokens + len(script.answer.tokens) for script in texts)
     for name in machines:
         machine, sizes, draft = parts_of(trace, name, config)
@@ -189,7 +187,8 @@ def crowded(
                 played = replay_load(rule, texts, price, users)
                 plain = played.tokens_per_s if rule.name == PLAIN else plain
                 stored = sizes.weight_bytes + users * longest * sizes.kv_bytes
-                stored += drafts_work(draft, longest, users).bytes - shared if rule.n_max else 0
+                drafts = drafts_work(draft, longest, users)
+                stored += drafts.bytes - drafts.shared if rule.n_max else 0
                 told = told_of(measured, spec, rule.name) if users == 1 else float("nan")
                 found.append(played.load(name, rule.name, users, plain, stored, crowd.price, told))
     return found

@@ -252,6 +252,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
             flops=2 * (block * config.block_size + features + head * self.max_depth) + 4 * pairs * config.head_dim,
             bytes=(block + features + head + cached) * self._weights.norm.itemsize,
             launches=LAUNCHES_PER_LAYER * config.num_layers + LAUNCHES_AROUND,
+            shared=head * self._weights.norm.itemsize if self._ids is None else 0,
         )
 
     @property

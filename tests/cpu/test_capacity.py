@@ -12,7 +12,7 @@ import pytest
 from draftwood import cli, registry
 from draftwood.bench.capacity import prices, replay_load
 from draftwood.bench.loads import Crowd
-from draftwood.bench.simulation import run_simulation
+from draftwood.bench.simulation import crowded, run_simulation
 from draftwood.footprint import Footprint
 from draftwood.hardware import Hardware
 from draftwood.latency import Machine, Work
@@ -105,6 +105,14 @@ def test_what_is_learned_of_drafting_is_of_the_modelled_machine(trace: Trace, mo
     assert np.mean(spent[:-1]) == pytest.approx(
         played.seconds / played.batches / (1 / rate(trace, "autoregressive", 1).tokens_per_s), rel=0.2
     )
+
+
+def test_what_a_drafter_shares_is_in_memory_once(trace: Trace) -> None:
+    def stored(*draft: float) -> float:
+        known = replace(trace, header=replace(trace.header, facts={**FACTS, "draft_work": {"0": draft}}))
+        return crowded(known, ["ddtree:4"], ["h100"], None, Crowd([2]))[-1].gib
+
+    assert stored(1e9, 2**30, 20) - stored(1e9, 2**30, 20, 2**28) == pytest.approx(0.25)
 
 
 def test_drafts_that_no_drafter_ran_for_cost_none(trace: Trace) -> None:
