@@ -45,8 +45,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
-MAY_LACK = ("head_dim", "num_key_value_heads")  # which follow from the others then
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as families call their number
+MAY_LACK = ("head_dim", "num_key_value_heads", "sliding_window")  # the first two follow from the others then
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # as families call their number
+ALL_NEAR = ("mistral", "ministral", "phi3", "starcoder2")  # families all of whose layers slide where a window is set
 ITEMSIZE = 2  # bf16
 LAUNCHES_PER_LAYER = 20
 BLOCK, DRAFT_LAYERS, TAPS = 16, 5, 5  # of a DFlash drafter as published
@@ -117,7 +118,25 @@ def target_config(name: str) -> Mapping[str, Any]:
             f"{name} describes a mixture of experts ({mixed[0]} is {data[mixed[0]]!s:.40}), and only dense decoders "
             "can be priced; give the config of one."
         )
+    if near_layers(data) is None:
+        raise BadInput(
+            f"{name} has a sliding_window of {data['sliding_window']}, but does not say in which layers; give it "
+            "layer_types, sliding_attention or full_attention for each, or a sliding_window of null."
+        )
     return data
+
+
+def near_layers(config: Mapping[str, Any]) -> int | None:
+    """How many layers look back over `sliding_window` tokens alone, as transformers reads it; None: it is not told."""
+    layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return 0
+    if isinstance(kinds, list) and len(kinds) == layers:
+        return kinds.count("sliding_attention")
+    pattern: Any = config.get("sliding_window_pattern")
+    if _counts(pattern):
+        return layers - layers // int(pattern)  # every so many sees all
+    return layers if config.get("model_type") in ALL_NEAR else None
 
 
 def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint:
@@ -130,7 +149,9 @@ def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint
     weights = layers * layer + hidden * int(config["vocab_size"])
     kv_bytes = 2 * layers * kv_width * ITEMSIZE
     launches = LAUNCHES_PER_LAYER * layers
-    return Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, launches, attention_size=heads * head_dim)
+    sizes = Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, launches, attention_size=heads * head_dim)
+    near = near_layers(config) if layers == config["num_hidden_layers"] else 0
+    return replace(sizes, near_layers=near, window=int(config["sliding_window"])) if near else sizes
 
 
 def uncompiled(sizes: Footprint) -> Footprint:

@@ -297,6 +297,9 @@ def test_figures_of_a_machine_are_positive_and_finite(tmp_path: Path, figure: st
         ({"num_experts": 128}, "mixture of experts"),
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"n_routed_experts": 64}, "mixture of experts"),
+        ({"moe_num_experts": 64}, "mixture of experts"),
+        ({"sliding_window": 512}, "does not say in which layers"),
+        ({"sliding_window": "x"}, "sliding_window is x"),
     ],
 )
 def test_a_model_that_is_no_dense_decoder_is_refused(tmp_path: Path, changed: dict, says: str) -> None:
@@ -310,6 +313,24 @@ def test_a_dense_model_may_leave_open_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**CONFIGS["llama-3.1-8b"], "head_dim": None, "num_local_experts": 1}))
     assert footprint(target_config(str(path))) == footprint(CONFIGS["llama-3.1-8b"])
+
+
+@pytest.mark.parametrize(
+    ("told", "near"),
+    [
+        ({"sliding_window_pattern": 6}, 30),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 18}, 18),
+        ({"model_type": "mistral"}, 36),
+        ({"use_sliding_window": False}, 0),
+    ],
+)
+def test_layers_with_a_window_read_no_more_than_that(tmp_path: Path, told: dict, near: int) -> None:
+    path, whole = tmp_path / "config.json", footprint(CONFIGS["qwen3-8b"])
+    path.write_text(json.dumps({**CONFIGS["qwen3-8b"], "sliding_window": 512, **told}))
+    sizes = footprint(target_config(str(path)))
+    assert sizes.work(9, 512, 2) == whole.work(9, 512, 2)
+    unread = whole.work(1, 4096).bytes - sizes.work(1, 4096).bytes
+    assert unread == pytest.approx((4096 - 512) * whole.kv_bytes * near / 36)
 
 
 def test_unknown_names_suggest_known_ones() -> None:
