@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -202,8 +202,13 @@ class Pooled(Learner, Carded):
 
     def work(self, context: int) -> Work:
         """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
-        works = [astuple(part.work(context)) for part in self._drafters.values()]
-        return Work(*map(sum, zip(*works, strict=True)))
+        works = [part.work(context) for part in self._drafters.values()]
+        return Work(
+            sum(work.flops for work in works),
+            sum(work.bytes for work in works),
+            sum(work.launches for work in works),
+            sum(work.shared for work in works),
+        )
 
     def _hear(self, request: Request) -> None:
         """What the target made of the request's last draft, and of earlier ones that the text goes on from."""

@@ -529,3 +529,12 @@ def test_the_card_of_a_drafter_counts_for_the_pool() -> None:
     assert isinstance(made, Carded) and made.promised_tau == 2.5
     assert Pooled([Recycling()]).promised_tau is None
     assert D2SDDrafter(drafter, drafter, Options(), "d2sd").promised_tau == 2.5
+
+
+@pytest.mark.parametrize("texts", [["recycling"], ["ngram", "recycling"]])
+def test_the_work_of_a_pool_is_that_of_its_drafters(texts: list[str]) -> None:
+    target = tiny_target()
+    memories, drafter = registry.drafter(texts, target), tiny_dflash(target)
+    assert memories is not None and memories.work(40).bytes == memories.work(40).shared == 0
+    one, pool = drafter.work(40), Pooled([Recycling(), drafter]).work(40)
+    assert pool == one and one.shared > 0, "the head is the target's"
