@@ -59,7 +59,7 @@ def read() -> Reading:
 
 
 class Load:
-    """What others leave of the cores, read a few times a second while somebody asks."""
+    """What others leave of the cores, read once a second while somebody asks."""
 
     def __init__(self) -> None:
         self._first = self._latest = read()
