@@ -67,9 +67,10 @@ class Load:
 
     def free(self) -> float:
         """Cores that this process could have had to itself since the last reading."""
-        if time.monotonic() - self._latest.at >= EVERY_S:
-            before, self._latest = self._latest, read()
-            self._free = min(container.cores(), usable() - self._latest.taken_since(before))
+        latest = self._latest  # which another thread may replace meanwhile
+        if time.monotonic() - latest.at >= EVERY_S:
+            self._latest = now = read()
+            self._free = min(container.cores(), usable() - now.taken_since(latest))
         return self._free
 
     def others(self) -> float | None:
