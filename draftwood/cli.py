@@ -67,7 +67,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         refuse_company(given)
         code = app(given, prog_name="draftwood", standalone_mode=False)
-        sys.stdout.flush()
+        print(end="", flush=True)  # where stdout is closed, too
         sys.exit(code)
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)

@@ -141,6 +141,7 @@ def near_layers(config: Mapping[str, Any]) -> int | None:
 
 def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint:
     """A dense decoder of a config's sizes in bf16, its head included."""
+    near = near_layers(config) if layers is None else 0
     layers = layers or int(config["num_hidden_layers"])
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or hidden // heads)
@@ -150,7 +151,6 @@ def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint
     kv_bytes = 2 * layers * kv_width * ITEMSIZE
     launches = LAUNCHES_PER_LAYER * layers
     sizes = Footprint(weights * ITEMSIZE, ITEMSIZE, hidden, layers, kv_bytes, launches, attention_size=heads * head_dim)
-    near = near_layers(config) if layers == config["num_hidden_layers"] else 0
     return replace(sizes, near_layers=near, window=int(config["sliding_window"])) if near else sizes
 
 

@@ -438,6 +438,12 @@ def test_nobody_reading_is_no_mistake() -> None:
     assert run.returncode == cli.NOBODY_READS
 
 
+def test_a_closed_stdout_is_no_mistake() -> None:
+    closed = ["sh", "-c", f"{sys.executable} -m draftwood --help >&-"]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:
     assert doctor.embedded_state(tmp_path, whole=True) == f"converted, in {tmp_path}"
     assert "damaged" in doctor.embedded_state(tmp_path, whole=False)

@@ -17,7 +17,7 @@ from draftwood.bench.prices import Average, learned
 from draftwood.bench.simulation import Cell, parts_of, run_simulation, simulate
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
-from draftwood.hardware import CONFIGS, Modelled, draft_work, footprint, hardware, target_config
+from draftwood.hardware import CONFIGS, DRAFT_LAYERS, Modelled, draft_work, footprint, hardware, target_config
 from draftwood.latency import LatencyModel, Machine
 from draftwood.limits import Asked
 from draftwood.policies.base import Costs, Outlook
@@ -331,6 +331,13 @@ def test_layers_with_a_window_read_no_more_than_that(tmp_path: Path, told: dict,
     assert sizes.work(9, 512, 2) == whole.work(9, 512, 2)
     unread = whole.work(1, 4096).bytes - sizes.work(1, 4096).bytes
     assert unread == pytest.approx((4096 - 512) * whole.kv_bytes * near / 36)
+
+
+def test_a_drafter_has_no_windows_of_a_target_of_as_many_layers() -> None:
+    config = {**CONFIGS["qwen3-8b"], "num_hidden_layers": DRAFT_LAYERS}
+    near = {**config, "model_type": "mistral", "sliding_window": 512}
+    assert draft_work(near)(4096) == draft_work(config)(4096)
+    assert footprint(near).work(1, 4096).bytes < footprint(config).work(1, 4096).bytes
 
 
 def test_unknown_names_suggest_known_ones() -> None:
