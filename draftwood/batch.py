@@ -277,6 +277,7 @@ def _record(
         positions=proposal.positions if proposal else None,
         grown=len(proposal.tree) if proposal else None,
         confidence=verdict.confidence,
+        faint=proposal.faint if proposal else 0.0,
     )
 
 

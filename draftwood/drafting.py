@@ -34,6 +34,7 @@ class Proposal:
     draft: Lattice | Tree
     # That the drafter was asked for, where a forward takes the longer the more these are; 0: it did not run.
     positions: int | None = None
+    faint: float = 0.0  # of the draft, if it was conditional: no chain of it goes below
 
     @property
     def asked(self) -> bool:
@@ -85,7 +86,7 @@ class Drafting:
             trees = list(map(grown, asked, found))
             self._require_known(trees)
             self._require_shallow(trees)
-        proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions))
+        proposals = iter(map(Proposal, trees, map(_recorded, found, trees), positions, map(_faint, found)))
         return [next(proposals) if drafted else None for drafted in drafts]
 
     def commit(self, part: Part, nodes: Sequence[int], taps: Tensor | None, start: int) -> None:
@@ -160,6 +161,10 @@ def _recorded(draft: Draft, tree: Tree) -> Lattice | Tree:
     if not isinstance(draft, Lattice):
         return tree
     return Lattice(draft.tokens[:, : limits.RECORDED].copy(), draft.logp[:, : limits.RECORDED].copy())
+
+
+def _faint(draft: Draft) -> float:
+    return 0.0 if isinstance(draft, Lattice | Tree) else draft.faint
 
 
 def _taps_of(taps: Tensor | None, start: int, nodes: Sequence[int]) -> Tensor | None:

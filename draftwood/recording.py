@@ -147,6 +147,7 @@ def round_to_json(round: Round) -> dict[str, Any]:
     line |= {"pad": round.padding} if round.padding else {}
     line |= {} if round.positions is None else {"k": round.positions}
     line |= {} if round.confidence is None else {"q": float(f"{round.confidence:.3g}")}
+    line |= {"f": round.faint} if round.faint else {}
     if round.draft is not None:
         line |= {"d": round.depths.tolist(), "m": _logs(round.mass), **_draft_to_json(round.draft)}
     return line
@@ -158,7 +159,7 @@ def round_from_json(line: Mapping[str, Any]) -> Round:
     mass = _masses(line.get("m", ()))
     return Round(
         int(line["c"]), len(depths), draft is not None, mass, depths, line["a"], line["s"], line.get("p", {}),
-        int(line.get("pad", 0)), draft, line.get("k"), confidence=line.get("q"),
+        int(line.get("pad", 0)), draft, line.get("k"), confidence=line.get("q"), faint=line.get("f", 0.0),
     )  # fmt: skip
 
 

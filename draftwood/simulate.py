@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from draftwood.acceptance import AcceptanceModel
+from draftwood.grow import grow
 from draftwood.limits import Asked, asked, grown
 from draftwood.policies.base import OPTIMISM, Costs, Policy
 from draftwood.policies.record import Record
@@ -56,18 +57,21 @@ class Script:
     deepens: bool = False  # whether its drafter gives no more positions than it is asked for
     confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds told it
     free: frozenset[int] = frozenset()  # contexts of drafts that no drafter ran for
+    faint: Mapping[int, float] = field(default_factory=dict)  # mass below which chains of drafts do not go
 
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
         """Drafts of `answer` and of `others` as long as these say the same."""
         drafts: dict[int, Lattice | Tree] = {}
         confidences: dict[int, float] = {}
+        faint: dict[int, float] = {}
         deepens = any(r.positions is not None for r in answer.rounds)
         alike = [_while_alike(source, answer) for source in (*others, answer)]
         for source in alike:
             drafts |= {r.context: r.draft for r in source.rounds if r.draft is not None}
             confidences |= {r.context: r.confidence for r in source.rounds if r.confidence is not None}
-        return cls(answer, drafts, sorted(drafts), deepens, confidences, _free(alike))
+            faint |= {r.context: r.faint for r in source.rounds if r.draft is not None}
+        return cls(answer, drafts, sorted(drafts), deepens, confidences, _free(alike), faint)
 
     @property
     def end(self) -> int:
@@ -79,6 +83,8 @@ class Script:
         draft, positions = self.drafts[context], wanted.positions if self.deepens and context not in self.free else None
         if isinstance(draft, Lattice):
             return Lattice(draft.tokens[:positions, : wanted.width], draft.logp[:positions, : wanted.width])
+        if wanted.width == 1:
+            draft = grow(draft, int(draft.tokens[0]), len(draft), self.faint.get(context, 0.0))
         return draft if positions is None else draft.up_to_depth(positions)
 
 

@@ -32,6 +32,7 @@ class Round:
     positions: int | None = None
     grown: int | None = None  # nodes that it was chosen from; None: not known
     confidence: float | None = None  # the target's probability of its likeliest token, on average of visited nodes
+    faint: float = 0.0  # mass below which no chain of the draft goes: what else a recorded tree has is for wider ones
 
     @property
     def asked(self) -> bool:

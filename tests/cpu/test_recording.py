@@ -46,7 +46,8 @@ def rounds(draw: st.DrawFn) -> Round:
     masses = tree.mass[1:], tree.depths[1:]
     padding, sure = draw(st.integers(0, 3)), draw(st.sampled_from([None, 0.125, 1.0]))
     positions = draw(st.sampled_from([None, 5])) if draft is not None else None
-    known = {"draft": draft, "positions": positions, "confidence": sure}
+    faint = draw(st.sampled_from([0.0, 0.01]))
+    known = {"draft": draft, "positions": positions, "confidence": sure, "faint": faint}
     return Round(7, len(tree), draft is not None, *masses, [], seconds, predicted, padding, **known)
 
 
@@ -65,6 +66,7 @@ def test_a_round_is_read_as_it_was_written(round: Round) -> None:
         "width",
         "positions",
         "confidence",
+        "faint",
     ):
         assert getattr(again, name) == getattr(round, name), name
     np.testing.assert_allclose(again.mass, round.mass, rtol=1e-3)

@@ -24,11 +24,11 @@ from draftwood.policies.base import Costs, Outlook
 from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
 from draftwood.recording import Answer, Header, Trace
-from draftwood.registry import policy
+from draftwood.registry import drafter, policy
 from draftwood.simulate import Script, replay, scripts, shared
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree, chain_tree, matched
+from draftwood.tree import FAINT, Lattice, Tree, chain_tree, matched
 from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
@@ -232,6 +232,32 @@ def test_trees_that_the_recording_cut_are_counted_where_all_of_them_is_taken() -
     assert clipped("ddtree:8", 8, "ddtree:9", end=12) == 9, "in all rounds but the last two, which the text's end cuts"
     assert clipped("record", 8, "ddtree:9") == 0, "the record took all that there was"
     assert clipped("record", 256, "ddtree:300") > 390
+
+
+def test_a_chain_ends_where_it_would_have_in_the_draft_and_a_tree_does_not() -> None:
+    mass = np.array([1, 0.5, 0.02, 0.005, 0.001], np.float32)
+    chain = replace(chain_tree([0] * 5), mass=mass)
+    answer = Answer("p", "", "record", 0.0, 1, [0] * 9, 0, 0, [a_round(c, chain, 0.01) for c in range(1, 9)])
+
+    def nodes(spec: str, answer: Answer) -> int:
+        return replay(policy(spec), scripts([answer]), Flat()).rounds[0].n
+
+    assert nodes("dflash", answer) == 2 and nodes("dflash:1", answer) == 1 and nodes("ddtree:9", answer) == 4
+    unlimited = replace(answer, rounds=[replace(r, faint=0.0) for r in answer.rounds])
+    assert nodes("dflash", unlimited) == 4
+
+
+def test_it_is_recorded_where_chains_of_a_draft_end(target: Target) -> None:
+    pooled = Engine(
+        target, drafter(["ngram", "recycling"], target), policy("record"), LatencyModel(MACHINE, target.work)
+    )
+    rounds = [step.round for step in pooled.run(PROMPT, 20) if step.round]
+    assert {r.faint for r in rounds if r.draft is not None} == {FAINT}
+
+
+def a_round(context: int, draft: Tree, faint: float) -> Round:
+    nothing = np.zeros(0, np.float32), np.zeros(0, np.int64)
+    return Round(context, 0, True, *nothing, [], {}, {}, draft=draft, faint=faint)
 
 
 # --- machines -------------------------------------------------------------------------------------
