@@ -130,11 +130,11 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
 
 
 def operators_state(device: torch.device, dtype: torch.dtype) -> str:
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return "not used: they are for bfloat16 on a CPU"
-    built = operators()
-    if built.library is None:
+    built = operators() if device.type == "cpu" else None
+    if built is not None and built.library is None:  # which may be why another format was measured as the faster one
         return f"not compiled, PyTorch's are used: {built.reason}"
+    if built is None or dtype != torch.bfloat16:
+        return "not used: they are for bfloat16 on a CPU"
     attends = "the lean path attends with them, too, instead of with a backend named above"
     return f"{built.reason}; {attends}; weights are read by {kind(dtype)}"
 
