@@ -229,7 +229,7 @@ def demo(
     target_path: TargetPath = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Watch plain decoding and draftwood answer side by side, then compare every policy in a table."""
+    """Watch plain decoding and draftwood answer side by side, then a table of policies."""
     from draftwood.demo import run_demo
 
     llm = load(

@@ -1,4 +1,4 @@
-"""Plain decoding and draftwood side by side in the terminal, then every policy in a table."""
+"""Plain decoding and draftwood side by side in the terminal, then a table of policies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Lane:
 
 
 def run_demo(llm: LLM, limit: int, max_new_tokens: int) -> None:
-    """Show `limit` prompts of the packaged set, then measure both baselines and every policy on them."""
+    """Show `limit` prompts of the packaged set, then measure both baselines and POLICIES on them."""
     console = Console(highlight=False)
     prompts = load_prompts([], limit)
     for policy in (LEFT, RIGHT):  # first calls allocate and page in: not the fault of whoever comes first

@@ -111,7 +111,8 @@ PromptsOrSelf = Annotated[
 ]
 Data = Annotated[list[Path], typer.Option(help="Folder that distill wrote; may be repeated.", callback=_data)]
 OneDrafter = Annotated[
-    str, typer.Option(help="The drafter to measure: a name or folder in DFlash's format.", callback=_one_drafter)
+    str,
+    typer.Option(help="The drafter to measure, as in generate --drafter; several joined by +.", callback=_one_drafter),
 ]
 
 # Of commands that write many texts at once.

@@ -41,10 +41,10 @@ def batch(
     policy: Policy = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of lines that name no limit; none: 256 for prompts, the API's in batch format."),
+        typer.Option(min=1, help="Of lines that name no limit; none: 256, or the API's in batch format."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Of lines that name none; none: 0 for prompts, the API's 1 in batch format.")
+        float | None, typer.Option(help="Of lines that name none; none: 0, or the API's 1 in batch format.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Each line that names none has a seed made of this and its custom_id.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue prompts without chat template.")] = False,
