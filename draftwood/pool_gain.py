@@ -16,7 +16,7 @@ GUESSES = ((0.0, 0.3), (0.05, 0.06), (0.2, 0.01))  # of each kind: what pooling 
 GUESSED = 16  # and choices that they count for
 RECENT = 0.01  # weight of a kind's newest choice
 LATEST, DOUBT = 32, 8  # choices of its own that a text's difference is of, and that it is doubted for
-# Trees of 9 nodes get exp(2 gain) times as many tokens (docs/log.md), and pooling takes 3 % of a round.
+# Trees of 8 nodes get exp(2 gain) times as many tokens (docs/log.md), and pooling takes 3 % of a round.
 PAYS = 0.015
 BLOCK_PAYS = 0.025  # likewise: a drafter's forward takes 5 % at least
 # Choices in each of which pooling is judged whether it pays or not, at first and in each text; after these, drafts of
