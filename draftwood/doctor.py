@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,7 @@ FEATURES = {  # feature: the modules it needs, and how to get them
     "files of prompts": (("fastapi", "jinja2", "llguidance", "pyarrow"), "pip install 'draftwood[batch]'"),
     "both over a cluster": (("ray",), "pip install 'draftwood[ray]'"),
 }
+LATEST = 3  # learned profiles that the table shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
         needs=None if name is None or needed is None else Needs(name, needed, machine.bandwidth / needed),
         latency=latency_errors(here.profiles),
         home=str(here.home),
-        cached=sorted(str(e.relative_to(here.home)) for e in here.home.glob("*/*") if e.suffix != ".lock"),
+        cached=sorted(e.relative_to(here.home).as_posix() for e in here.home.glob("*/*") if e.suffix != ".lock"),
         embedded=embedded_state(default, whole),
         missing=missing_features(),
     )
@@ -140,14 +144,35 @@ def operators_state(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def latency_errors(profiles: Path) -> dict[str, dict[str, list[float]]]:
-    """How far the latest predictions were off, for every target and drafter that ran here."""
-    learned = [read_json(file) for file in sorted(profiles.glob("learned-*.json"))]
+    """How far the latest predictions were off, for every target and drafter that ran here, the latest first."""
+    learned = [read_json(file) for file in sorted(profiles.glob("learned-*.json"), key=changed, reverse=True)]
     return {str(data["of"]): data["errors"] for data in learned if isinstance(data, dict) and data.get("errors")}
+
+
+def changed(file: Path) -> float:
+    """When a file was written; 0 if it is gone meanwhile."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
+
+
+def latency_lines(latency: Mapping[str, dict[str, list[float]]]) -> list[str]:
+    """The latest of what was learned: updates and other drafters leave many."""
+    told = [error_line(name, errors) for name, errors in islice(latency.items(), LATEST)]
+    rest = len(latency) - len(told)
+    return told + ([f"and of {rest} before: draftwood doctor --json"] if rest else [])
 
 
 def error_line(name: str, errors: dict[str, list[float]]) -> str:
     parts = (f"{part} {median:.1%} (p90 {p90:.0%})" for part, (median, p90) in errors.items())
     return f"{name}: predictions off by {', '.join(parts)}"
+
+
+def cache_line(home: str, cached: Sequence[str]) -> str:
+    """What is kept by name, and of profiles how many."""
+    kept = [entry for entry in cached if not entry.startswith("profiles/")]
+    profiles = len(cached) - len(kept)
+    return f"{home}: {', '.join([*kept, *([f'{profiles} profiles'] if profiles else [])]) or 'empty'}"
 
 
 def device_name(device: torch.device) -> str:
@@ -208,8 +233,8 @@ def lines(report: Report) -> list[tuple[str, str]]:
         ("peak", f"{here.peak / 1e12:.2f} TFLOP/s in {report.dtype}"),
         ("launch", f"{here.launch_s * 1e6:.1f} µs for the smallest operator"),
         ("model", speed),
-        *(("latency", error_line(name, errors)) for name, errors in report.latency.items()),
+        *(("latency", line) for line in latency_lines(report.latency)),
         ("embedded", report.embedded),
-        ("cache", f"{report.home}: {', '.join(report.cached) or 'empty'}"),
+        ("cache", cache_line(report.home, report.cached)),
         *(("missing", f"{feature}: {remedy}") for feature, remedy in report.missing.items()),
     ]

@@ -205,7 +205,7 @@ def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
         return "No round drafted anything, so nothing can be said; give longer answers."
     by_set = {c: t.tau for c, t in tallies[best].items() if c != ALL and t.emitted}
     low, high = min(by_set, key=by_set.__getitem__), max(by_set, key=by_set.__getitem__)
-    spread = f", from {by_set[low]:.2f} ({low}) to {by_set[high]:.2f} ({high})" if len(by_set) > 1 else ""
+    spread = f", from {by_set[low]:.2f} ({low}) to {by_set[high]:.2f} ({high})" if low != high else ""
     said, seen = tally.confidence().values()
     trust = "is about right" if 0.8 * seen <= said <= 1.25 * seen else "is too sure" if said > seen else "is too modest"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -373,6 +374,16 @@ def test_doctor_shows_how_far_predictions_were_off(run: Run, isolated_home: None
     _, out, _ = run("doctor", "--target", folder)
     flat = " ".join(out.split())
     assert "some target: predictions off by verify 2.1% (p90 8%)" in flat and "no rounds yet" not in flat
+    assert re.search(r"\d profiles", flat) and "learned-x" not in flat, "of profiles it tells how many"
+
+
+def test_doctor_shows_the_latest_profiles_and_counts_the_others(tmp_path: Path) -> None:
+    for day in range(6):
+        file = tmp_path / f"learned-{9 - day}.json"
+        write_json(file, {"of": f"day {day}", "errors": {"round": [0.05, 0.2]}})
+        os.utime(file, (day, day))
+    told = doctor.latency_lines(doctor.latency_errors(tmp_path))
+    assert [line.split(":")[0] for line in told[:-1]] == ["day 5", "day 4", "day 3"] and "3 before" in told[-1]
 
 
 def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
