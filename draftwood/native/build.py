@@ -184,16 +184,24 @@ def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
     for flags in FLAGS:
         command = [compiler, *COMMON, *flags, *variant, "-o", str(draft), *map(str, COMPILED), "-lm"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             said = f"took more than {PATIENCE_S} s"
+        except OSError as error:  # it is no program of this machine's
+            return str(error)
         else:
             if done.returncode == 0:
                 return None
             if done.returncode < 0:  # whoever ended it did not mean these flags alone
                 return f"was ended by signal {-done.returncode}"
-            said = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+            said = _reason(done.stderr)
     return said
+
+
+def _reason(said: str) -> str:
+    """Of what a compiler said the line that counts; those before it tell where it was."""
+    lines = said.strip().splitlines() or ["no reason given"]
+    return next((line for line in lines if "error:" in line), lines[0])
 
 
 @torch.inference_mode()

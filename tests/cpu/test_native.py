@@ -309,6 +309,27 @@ def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatc
     assert "cannot be used" in build(tmp_path / "file", "some processor").reason
 
 
+@pytest.mark.parametrize(
+    "program, reason",
+    [
+        (
+            b"#!/bin/sh\nprintf 'ops.c: In function:\\nops.c:6: error: no such thing\\n' >&2\nexit 1\n",
+            "error: no such thing",
+        ),
+        (b"#!/bin/sh\nprintf 'f\\374r nichts' >&2\nexit 1\n", "failed: f\ufffdr nichts"),
+        (b"of another machine", "failed: [Errno 8] Exec format error"),
+    ],
+    ids=["explained", "in an old encoding", "no program"],
+)
+def test_the_reason_is_what_the_compiler_failed_for(
+    program: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_bytes(program)
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert reason in build(tmp_path / "cache", "some processor").reason
+
+
 def test_a_compiler_that_is_ended_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches it, too: another try with other flags would keep whoever pressed it waiting."""
     ended = tmp_path / "cc"
