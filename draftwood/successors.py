@@ -34,7 +34,7 @@ class Successors:
 
     def of(self, token: int) -> tuple[int, dict[int, float]]:
         """How often `token` was seen, and the probabilities of what may follow it, falling."""
-        at = int(self.slots[token]) if token < len(self.slots) else NOBODY
+        at = int(self.slots[token]) if 0 <= token < len(self.slots) else NOBODY
         if at == NOBODY:
             return 0, {}
         names = [name for name in self.names[at].tolist() if name != NOBODY]

@@ -185,11 +185,11 @@ static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *
 
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
 // normalised over the row. Both out are [rows, k]. With keys [rows] the k that noise favours, in the same order; these take
-// scratch [rows, k].
+// scratch [rows, k]. None are written where k is 0.
 void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t *ids, const uint64_t *keys,
                 int64_t *scratch, int64_t rows, int64_t size, int64_t k, double heat, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 2)
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < (k ? rows : 0); r++) {
         const bf16 *row = logits + r * size;
         int64_t *place = places + r * k;
         float *best = logp + r * k;

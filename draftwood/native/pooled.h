@@ -99,7 +99,7 @@ static inline Row row_of(const Pool *pool, int64_t depth, int64_t before) {
         row.tokens[row.count] = pool->tokens[depth * pool->k + next], row.powers[row.count] = exp(a * best);
         row.total += row.powers[row.count], known += exp(best);
     }
-    int whole = row.count == most;  // what is dead counts as nothing
+    int whole = most && row.count == most;  // what is dead counts as nothing
     row.least = whole ? 0.5 * row.powers[most - 1] : 0.0, row.outside = whole ? row.logp[most - 1] : DEAD;
     row.total += known < 1.0 ? 1.0 - known : 0.0;
     if (row.total < 1e-30) row.total = 1e-30;
@@ -109,7 +109,7 @@ static inline Row row_of(const Pool *pool, int64_t depth, int64_t before) {
 static inline Corrected corrected(const Pool *pool, const Row *row, int64_t depth, int64_t before) {
     const Table *table = pool->table;
     Corrected out = {0};
-    int64_t at = table && before < table->known ? table->slots[before] : -1;
+    int64_t at = table && 0 <= before && before < table->known ? table->slots[before] : -1;
     if (at >= 0) out.seen = table->seen[at];
     double b = out.seen ? exponents_of(pool, depth)[known_of(out.seen)] : 0.0;
     double low = pow(FLOOR, b), total = row->total * low;

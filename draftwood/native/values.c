@@ -116,7 +116,10 @@ static inline void sort_columns(vec *sums) {
 INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], const int columns) {
     for (int k = 0; k < LANES; k++, values += 2 * dim)
         for (int c = 0; c < columns; c++)
-            for (int l = 0; l < LANES; l++) pairs[c][k][l] = values[c * LANES + l] | values[dim + c * LANES + l] << 16;
+            for (int l = 0; l < LANES; l++) {
+                const uint32_t even = values[c * LANES + l], odd = values[dim + c * LANES + l];
+                pairs[c][k][l] = (int32_t)(even | odd << 16);
+            }
 }
 
 static inline void sort_columns(vec *sums) {}

@@ -22,14 +22,14 @@ from draftwood.grow import grow
 from draftwood.native import build as building
 from draftwood.native import products
 from draftwood.native.build import Built, build, operators
-from draftwood.native.candidates import Rows, drawn_each, takes
+from draftwood.native.candidates import Rows, drawn_each, likeliest, takes
 from draftwood.native.chances import chances
 from draftwood.native.forward import Native
 from draftwood.native.pages import CHUNK, LINE, Pages
 from draftwood.native.products import Panels
 from draftwood.native.products import takes as takes_weight
 from draftwood.native.slots import picked, put
-from draftwood.noise import keys, noisiest
+from draftwood.noise import Ahead, keys, noisiest
 from draftwood.sampling import Sampling, warp
 from draftwood.target import Target
 from draftwood.train.rows import PagedRows, PlainRows, open_rows
@@ -508,6 +508,14 @@ def test_confidence_is_the_largest_probability_to_about_a_percent(size: int) -> 
 @compiled
 def test_what_is_no_number_is_not_confident() -> None:
     assert isnan(rows_of(torch.full((1, 128), torch.nan, dtype=torch.bfloat16)).confidence(0))
+
+
+@compiled
+@pytest.mark.parametrize("ahead", [None, Ahead(keys(0, 0, 4), 1.0)], ids=["plain", "noise"])
+def test_who_asks_for_no_candidates_gets_none(ahead: Ahead | None) -> None:
+    """As a policy of width 0 does; nothing is written where there is no room."""
+    places, logp = likeliest(torch.randn(4, 1000).bfloat16(), 0, None, ahead)
+    assert places.shape == logp.shape == (4, 0)
 
 
 @compiled

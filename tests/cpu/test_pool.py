@@ -217,6 +217,19 @@ def test_compiled_learning_is_the_other_one(seed: int, texts: list[list[int]], c
 
 
 @pytest.mark.usefixtures("compiled")
+def test_the_table_knows_nothing_of_what_is_no_token() -> None:
+    """Whatever lies before it: drafts are checked once they have grown."""
+    table, strange = taught(0), Lattice(np.full((2, 1), -2), np.full((2, 1), -0.1, np.float32))
+    whole = np.concatenate([np.zeros(8, np.int32), table.slots])
+    table.slots = whole[8:]
+    assert table.of(-2) == table.of(-len(whole)) == (0, {})
+    compiled, plain = (Pool(3, strange, table, [], Weights(), 2, quicker=way) for way in (quicker(), None))
+    tree = grow(compiled, 3, 30)
+    same(tree, grow(plain, 3, 30))
+    assert {int(tree.tokens[node]) for node in range(1, len(tree) + 1) if tree.tokens[tree.parents[node]] == -2} == {-2}
+
+
+@pytest.mark.usefixtures("compiled")
 def test_pools_with_parts_that_are_not_compiled_are_asked() -> None:
     whole = Pool(3, random_lattice(0), taught(0), [], Weights(), D, quicker=quicker())
     assert whole.grown(3, 8, math.inf, math.inf) is not None
