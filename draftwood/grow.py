@@ -114,6 +114,9 @@ def best_first(tree: Tree, root: int) -> Tree:
     """The same tree with its nodes in best-first order and the dead ones left out."""
     assert tree.tokens[0] == root, f"a draft must start at the request's root {root}, not at {tree.tokens[0]}"
     assert (tree.mass[1:] <= tree.mass[tree.parents[1:]]).all(), "a child cannot be likelier than its parent"
+    # Depths become positions: others would give another text, or be looked up beyond the tables of rotations.
+    sound = not tree.depths[0] and (tree.depths[1:] == tree.depths[tree.parents[1:]] + 1).all()
+    assert sound, "the root's depth is 0, and a child is one deeper than its parent"
     # Where masses tie, the shallower node comes first: a parent always precedes its children.
     order = np.lexsort((tree.depths, -tree.mass))
     return tree.subtree(order[: np.count_nonzero(tree.mass)])

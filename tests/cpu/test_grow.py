@@ -204,3 +204,11 @@ def test_a_draft_must_start_at_the_root_and_masses_must_not_rise() -> None:
         grow(rising, ROOT, 2)
     with pytest.raises(AssertionError, match="root"):
         grow(rising[:1], ROOT + 1, 2)
+
+
+@pytest.mark.parametrize("depths", [[0, 1, 2, 2], [0, 900, 901, 2], [1, 2, 3, 3], [0, -1, 0, 1]])
+def test_a_draft_must_say_how_deep_its_nodes_are(depths: list[int]) -> None:
+    """The target turns keys by what it says, and with other positions it would write another text."""
+    mass = np.array([1, 0.5, 0.3, 0.2], np.float32)
+    with pytest.raises(AssertionError, match="deeper than its parent"):
+        grow(Tree(np.array([ROOT, 1, 2, 3]), np.array([-1, 0, 1, 0]), np.array(depths), mass), ROOT, 3)
