@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from draftwood.config import compiles, config
 from draftwood.native.pages import pages
 from draftwood.processor import abilities, can
 
+LOG = logging.getLogger("draftwood")
 NAMES = (
     "native.h",
     "attention.h",
@@ -127,7 +129,13 @@ def library() -> ctypes.CDLL:
 def _operators(compile: bool) -> Built:
     if not compile:
         return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
-    return build(config().operators, abilities())
+    built = build(config().operators, abilities())
+    if built.library is None:  # or nobody would know, in images without a compiler or with a home that is read-only
+        LOG.warning(
+            "No operators are compiled: %s. PyTorch's take twice as long on a CPU; DRAFTWOOD_COMPILE=0 keeps them.",
+            built.reason,
+        )
+    return built
 
 
 def build(folder: Path, machine: str) -> Built:
@@ -146,7 +154,7 @@ def build(folder: Path, machine: str) -> Built:
                 return Built(None, reason)
         return _checked(library, compiler)
     except OSError as error:
-        return Built(None, f"{folder} cannot be used: {error}")
+        return Built(None, f"{folder} cannot be used ({error}), see DRAFTWOOD_HOME")
 
 
 def _checked(library: Path, compiler: str) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -285,6 +286,17 @@ def quickly(drafts: dict[object, Path], monkeypatch: pytest.MonkeyPatch) -> None
         return None
 
     monkeypatch.setattr(building, "_compile", copied)
+
+
+def test_that_nothing_is_compiled_is_said_once_unless_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    operators = functools.cache(building._operators.__wrapped__)
+    monkeypatch.setenv("PATH", "/nowhere")
+    for _ in range(2):
+        assert operators(True).library is None and operators(False).library is None
+    (record,) = caplog.records
+    assert "no C compiler" in record.getMessage() and "DRAFTWOOD_COMPILE=0" in record.getMessage()
 
 
 @compiled
