@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from draftwood.errors import BadInput
 
 CONTEXT = 8  # tokens that decide how the next one is spelled
+PATIENCE = 32  # tokens that may wait for a whole character: it takes no more than a few
+CHARACTER = 4  # bytes of a character, at most
 
 
 class Decoder(Protocol):
@@ -36,10 +38,9 @@ class TextStream:
         self._ids.append(token)
         before = self._decode(self._ids[self._start : self._read])
         after = self._decode(self._ids[self._start :])
-        if len(after) <= len(before) or after.endswith("�"):
-            return ""
-        self._start, self._read = self._read, len(self._ids)
-        return self._release(after[len(before) :])
+        if len(after) > len(before) and not after.endswith("�"):
+            return self._take(before, after, len(self._ids))
+        return self._unfinished(before, after) if len(self._ids) - self._read > PATIENCE else ""
 
     def flush(self) -> str:
         """What was held back, at the end of the text."""
@@ -50,6 +51,23 @@ class TextStream:
         self._start = self._read = len(self._ids)
         self._held = ""
         return rest
+
+    def _take(self, before: str, after: str, read: int) -> str:
+        self._start, self._read = self._read, read
+        return self._release(after[len(before) :])
+
+    def _unfinished(self, before: str, after: str) -> str:
+        """Where no character was whole for so long the newest token may begin one; else all would be decoded anew for
+        each token, and none of it shown."""
+        if not self._decode(self._ids[-1:]) and self._decode(self._ids[self._start : -1]) == after:  # a special one
+            self._ids.pop()
+            return ""
+        last = len(self._ids) - CHARACTER + 1
+        for read in range(last, last - CHARACTER, -1):
+            known = self._decode(self._ids[self._start : read])
+            if known + self._decode(self._ids[read:]) == after:  # not in the middle of a character
+                return self._take(before, known, read)
+        return ""
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
