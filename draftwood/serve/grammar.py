@@ -88,15 +88,25 @@ class Grammar:
 
     def complete(self, written: list[int]) -> bool:
         """Whether nothing but an end may follow."""
-        if not self._ends.isdisjoint(written):  # a tree may go on behind an end, but no matcher comes back from there
+        same = shared(self._at, written)
+        news = written[same:]
+        if not self._ends.isdisjoint(news):  # a tree may go on behind an end, but no matcher comes back from there
             return True
-        self._go(written)
-        return self._matcher.is_stopped()
-
-    def _go(self, written: list[int]) -> None:
-        same = next((i for i, (a, b) in enumerate(zip(self._at, written, strict=False)) if a != b), None)
-        same = min(len(self._at), len(written)) if same is None else same
         if same < len(self._at):
             self._matcher.rollback(len(self._at) - same)
-        self._matcher.consume_tokens(written[same:])
+        self._matcher.consume_tokens(news)
         self._at = list(written)
+        return self._matcher.is_stopped()
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """How many tokens two texts begin with alike. Whole parts are compared: one by one, a long text takes longer than
+    its mask."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.hf import from_tokenizer
 from pydantic import BaseModel, ValidationError
@@ -23,7 +25,7 @@ from draftwood.errors import BadInput
 from draftwood.sampling import Sampling
 from draftwood.serve.answer import Delta, Piece
 from draftwood.serve.failure import Refused
-from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema
+from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema, shared
 from draftwood.serve.guard import Gate
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
@@ -241,6 +243,12 @@ def test_a_grammar_can_be_asked_about_any_node_in_any_order(grammars: Grammars) 
             ids = list(byte_tokenizer()(asked).input_ids)
             found = torch.isfinite(one.mask(ids, torch.zeros(260))).nonzero()[:, 0].tolist()
             assert set(found) == allowed(grammars, grammar, asked), (text, again)
+
+
+@for_all(*[st.lists(st.sampled_from([1, 2]), max_size=40)] * 3)
+def test_what_texts_begin_with_alike(begin: list[int], a: list[int], b: list[int]) -> None:
+    a, b = begin + a, begin + b
+    assert shared(a, b) == sum(a[: n + 1] == b[: n + 1] for n in range(min(len(a), len(b))))
 
 
 def test_a_finished_form_allows_nothing_but_the_end(grammars: Grammars) -> None:
