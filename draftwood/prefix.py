@@ -7,6 +7,7 @@ context would propose next to nothing, and whatever the target was saved would b
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -36,26 +37,27 @@ class PrefixCache:
     def __init__(self, drafter: Drafter | None, capacity: int) -> None:
         self._drafter, self.capacity = drafter, capacity
         self._kept: OrderedDict[bytes, tuple[Ints, Prefix]] = OrderedDict()  # the longest unused first
+        # Its keys, sorted: texts that begin alike are neighbours, so one is found among thousands of short ones as
+        # among a few. None begins with another.
+        self._sorted: list[bytes] = []
+        self.tokens = 0  # that are kept
         self.counts = Counts()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that are kept."""
-        return sum(len(tokens) for tokens, _ in list(self._kept.values()))  # metrics ask from another thread
 
     @torch.inference_mode()
     def keep(self, request: Request, prefix: Prefix) -> None:
         """Take over what is left of a request; shorter texts that it begins with are dropped, and the oldest ones."""
         tokens = np.array(request.sampler.tokens[: prefix.row.length])
-        if not LEAST <= len(tokens) <= self.capacity or self._covered(tokens):
+        key = tokens.tobytes()
+        if not LEAST <= len(tokens) <= self.capacity or self._covers(key):
             return
-        for key, (old, _) in list(self._kept.items()):
-            if common(old, tokens) == len(old):
-                del self._kept[key]
+        for old in self._neighbours(key):
+            if key.startswith(old):
+                self._forget(old)
         self.shrink(self.capacity - len(tokens))
         if prefix.row.capacity > (1 + SPARE) * len(tokens):  # room for what would have come
             prefix = Prefix(prefix.row.copy(len(tokens), len(tokens)), copy.deepcopy(prefix.state))
-        self._kept[tokens.tobytes()] = tokens, prefix
+        self._kept[key], self.tokens = (tokens, prefix), self.tokens + len(tokens)
+        insort(self._sorted, key)
 
     def find(self, request: Request) -> Prefix | None:
         """A copy of the longest known beginning of the prompt, with room for the request; its last token is left out.
@@ -63,7 +65,7 @@ class PrefixCache:
         Sets `request.filled`.
         """
         prompt = np.array(request.sampler.tokens[: request.prompt])
-        found = {key: common(tokens, prompt[:-1]) for key, (tokens, _) in self._kept.items()}
+        found = {key: common(self._kept[key][0], prompt[:-1]) for key in self._neighbours(prompt[:-1].tobytes())}
         key = max(found, key=found.__getitem__, default=b"")
         length = found.get(key, 0)
         if length < LEAST:
@@ -78,15 +80,24 @@ class PrefixCache:
     def shrink(self, tokens: int) -> None:
         """Forget the texts that were not used for the longest time until no more than `tokens` are kept."""
         while self._kept and self.tokens > tokens:
-            self._kept.popitem(last=False)
+            self._forget(next(iter(self._kept)))
 
-    def _covered(self, tokens: Ints) -> bool:
-        """Whether a kept text begins with these tokens; it then counts as used."""
-        for key, (old, _) in self._kept.items():
-            if common(old, tokens) == len(tokens):
-                self._kept.move_to_end(key)
-                return True
-        return False
+    def _forget(self, key: bytes) -> None:
+        tokens, _ = self._kept.pop(key)
+        self.tokens -= len(tokens)
+        del self._sorted[bisect_left(self._sorted, key)]
+
+    def _neighbours(self, key: bytes) -> list[bytes]:
+        """Of all that is kept those that begin with the most of what `key` begins with."""
+        at = bisect_left(self._sorted, key)
+        return self._sorted[max(at - 1, 0) : at + 1]
+
+    def _covers(self, key: bytes) -> bool:
+        """Whether a kept text begins with this one; it then counts as used."""
+        longer = next((old for old in self._neighbours(key) if old.startswith(key)), None)
+        if longer is not None:
+            self._kept.move_to_end(longer)
+        return longer is not None
 
     @torch.inference_mode()
     def _copy(self, prefix: Prefix, length: int, capacity: int) -> Prefix:

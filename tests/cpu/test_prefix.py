@@ -7,7 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from draftwood import prefix as prefixes
 from draftwood import registry
 from draftwood.cache import Row
 from draftwood.engine import Engine
@@ -117,6 +120,37 @@ def test_short_and_oversized_texts_are_not_kept() -> None:
     write(made, cache, made.request(SYSTEM[: LEAST - 3], 2))
     assert cache.tokens == 0
     cache.shrink(0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([3, 90]), max_size=6)), max_size=30))
+def test_among_many_texts_the_longest_beginning_is_found(target: Target, texts: list[tuple[bool, list[int]]]) -> None:
+    """By looking at each of them."""
+    made, cache, seen = engine(target, None), PrefixCache(None, 150), list[list[int]]()
+    for keeps, ending in texts:
+        request = made.request([*range(LEAST), *ending, 7], 1)
+        known = [tokens for tokens, _ in cache._kept.values()]
+        longest = max((common(tokens, np.array(request.sampler.tokens[:-1])) for tokens in known), default=0)
+        cache.find(request)
+        assert request.filled == longest
+        if keeps:
+            row = Row(0, 100)
+            row.advance(len(request.sampler.tokens) - 1)
+            cache.keep(request, Prefix(row, None))
+            seen.append(request.sampler.tokens[:-1])
+    kept = [tokens.tolist() for tokens, _ in cache._kept.values()]
+    assert cache.tokens == sum(map(len, kept)) <= cache.capacity and all(text in seen for text in kept)
+    assert not any(a != b and a == b[: len(a)] for a in kept for b in kept), "no text is the beginning of another"
+
+
+def test_a_text_is_found_without_looking_at_all_of_them(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, cache, looks = engine(target, None), PrefixCache(None, 10_000), []
+    monkeypatch.setattr(prefixes, "common", lambda a, b: looks.append(1) or common(a, b))
+    for number in range(64):
+        request, row = made.request([*SYSTEM, number, 5], 1), Row(0, 100)
+        cache.find(request)
+        row.advance(len(SYSTEM) + 1)
+        cache.keep(request, Prefix(row, None))
+    assert cache.tokens == 64 * (len(SYSTEM) + 1) and len(looks) <= 2 * 64
 
 
 def test_common_beginnings() -> None:
