@@ -159,7 +159,7 @@ class AcceptanceModel:
         self._unjudged += 1 + self._idle
         if round.n:
             self._unlearned.append(round)
-            if len(self._recent) < TRIALS or len(self._unlearned) == TOGETHER:
+            if len(self._recent) < TRIALS or len(self._unlearned) >= TOGETHER:
                 self._learn()
             whole = round.n == round.grown
             self._faintest.append(0.5 * self.faint if whole else float(round.mass[-1]))
@@ -294,10 +294,11 @@ class AcceptanceModel:
 
     def _learn(self) -> None:
         """One Newton step of a logistic regression with forgetting."""
-        rounds = self._unlearned
+        rounds, self._unlearned = self._unlearned, []  # answers of other threads may add to it meanwhile
+        if not rounds:
+            return
         features = features_of(np.concatenate([r.mass for r in rounds]), np.concatenate([r.depths for r in rounds]))
         accepted, memory = _accepted(rounds), MEMORY ** len(rounds)
-        self._unlearned.clear()
         p = _sigmoid(features @ self.weights)
         forget = (1 - memory) * PRIOR
         evidence = (features * (p * (1 - p))[:, None]).T @ features

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood import acceptance
 from draftwood.acceptance import (
     BETWEEN,
     CARRIED,
@@ -30,7 +31,7 @@ from draftwood.ledger import ADVANCE, AFRESH, ODD, SHARE, Ledger
 from draftwood.policies.base import OPTIMISM, Costs
 from draftwood.policies.bastion import Bastion
 from draftwood.predictability import MEMORY, MOST, POWER, SLOW, Predictability
-from draftwood.recent import KEPT
+from draftwood.recent import KEPT, features_of
 from draftwood.trace import Round
 from draftwood.tree import Lattice, Tree
 
@@ -140,6 +141,21 @@ def test_a_drafter_that_is_right_about_itself_is_left_alone() -> None:
 def test_a_new_model_believes_the_drafter() -> None:
     tree = a_tree(np.random.default_rng(3))
     np.testing.assert_allclose(AcceptanceModel().calibrate(tree.mass[1:], tree.depths[1:]), tree.mass[1:], rtol=1e-5)
+
+
+def test_rounds_that_come_while_others_are_learned_from_are_learned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that share an engine share its model."""
+    model, round = AcceptanceModel(), a_round(a_tree(np.random.default_rng(0)), 1)
+
+    def interrupted(*of: np.ndarray) -> np.ndarray:
+        model._unlearned += 2 * [round]
+        return features_of(*of)
+
+    monkeypatch.setattr(acceptance, "features_of", interrupted)
+    for _ in range(100):
+        model._unlearned.append(round)
+        model.observe(round)
+        assert len(model._unlearned) <= TOGETHER
 
 
 def test_a_change_of_text_is_followed() -> None:
