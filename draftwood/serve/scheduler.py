@@ -28,7 +28,8 @@ LOG = logging.getLogger("draftwood.serve")
 SAMPLE = 1024  # tokens over which a drafter's memory is averaged
 LONGEST_RETRY_S = 60
 FAILURES = 5  # rounds in a row, after which no other outcome is expected
-REMEMBER_S = 300.0  # that what was learned may be lost, if the server is idle at times
+REMEMBER_S = 300.0  # after which the next idle moment is used to write what was learned: a kill then loses little
+PATIENT = 2  # times as long, after which requests wait for that
 STALLED_S = 300.0  # no round takes as long
 GIVEN_UP = "abandoned"
 MISTAKE = Refused(500, "The server made a mistake; its log says more.", "internal_error")
@@ -170,7 +171,7 @@ class Scheduler:
                 LOG.exception("a round failed; its requests are given up")
                 self._failures += 1
                 self._give_up(MISTAKE)
-            if not self._running and time.monotonic() - self._remembered > REMEMBER_S:  # a kill then loses little
+            if time.monotonic() - self._remembered > (PATIENT if self._running else 1) * REMEMBER_S:
                 self.engine.remember()
                 self._remembered = time.monotonic()
 

@@ -204,11 +204,15 @@ def test_a_policy_that_clients_make_up_is_not_remembered_for_ever() -> None:
     assert len(engine._acceptance) == engine_module.MOST_KINDS and engine.acceptance(engine.policy.name, 0.0) is usual
 
 
-def test_what_was_learned_is_kept_while_a_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("patient", "busy"), [(0, True), (math.inf, False)], ids=["beside requests", "when idle"])
+def test_what_was_learned_is_kept_while_a_server_runs(
+    patient: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ChatRequest(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
     llm, kept = tiny_llm(), []
-    llm.engine.remember = lambda: kept.append(True)
-    monkeypatch.setattr(scheduler_module, "REMEMBER_S", 0.0)
+    llm.engine.remember = lambda: kept.append(made.scheduler.load[0] > 0)
+    monkeypatch.setattr(scheduler_module, "REMEMBER_S", 1e-9)
+    monkeypatch.setattr(scheduler_module, "PATIENT", patient)
     made = Service(llm, Options(name="tiny"))
     made.scheduler.start()
 
@@ -217,7 +221,7 @@ def test_what_was_learned_is_kept_while_a_server_runs(monkeypatch: pytest.Monkey
 
     asyncio.run(answer())
     asyncio.run(answer())
-    assert kept
+    assert False in kept and (True in kept) == busy
     made.scheduler.drain(0)
 
 
