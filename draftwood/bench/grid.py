@@ -65,7 +65,7 @@ class GridOptions:
     most: int | None = None  # prompts of a cell of which fewer leave open whether it holds; None: no more
 
     def __post_init__(self) -> None:
-        if min(self.limit, self.cells or 1) < 1 or self.max_new_tokens < 2:
+        if min(self.limit, 1 if self.cells is None else self.cells) < 1 or self.max_new_tokens < 2:
             raise BadInput("--limit and --cells must be 1 or more, --max-new-tokens 2 or more.")
         if self.most is not None and self.most < self.limit:
             raise BadInput(f"--most {self.most} is below --limit {self.limit}; give it as many prompts or more.")
@@ -205,8 +205,6 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
-    if not sets:
-        raise BadInput("There are no prompts; name data sets or files with --prompts.")
     llm = load()
     if llm.drafter is None:
         raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")

@@ -365,11 +365,14 @@ def test_drafters_of_one_name_keep_their_folders(tmp_path) -> None:
 
 def test_the_tables_show_every_method() -> None:
     summary = run_fake(FakeLLM())
+    policies = {name: replace(stats, ties=[0.5, 1.5]) for name, stats in summary.policies.items()}
+    against = {"all": {f"{TREE}@rival": {"speed": 1.2, "speed_interval": [1.1, 1.3], "tau": 3, "tau_interval": [2, 4]}}}
     ceiling = {"plain_tokens_per_s": 9.0, "bytes_per_token": 1e6, "bandwidth_bytes_per_s": 1e9}
     console = Console(record=True, width=200, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    report.print_tables(console, summary.policies, summary.datasets, summary.what_if, ceiling)
+    report.print_tables(console, policies, summary.datasets, summary.what_if, ceiling, against)
     text = console.export_text()
     assert all(name in text for name in METHODS) and "6/6" in text and "4.00" in text
+    assert f"{TREE} 1.5 (2 texts)" in text and f"{TREE}@rival" in text and "1.20" in text
 
 
 # --- the whole command ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from draftwood.assemble import build_engine
 from draftwood.bench import command
 from draftwood.bench.gpu import real, run
 from draftwood.bench.gpu.answers import PLAIN, POLICIES, Writer
-from draftwood.bench.gpu.options import GpuOptions
+from draftwood.bench.gpu.options import MOST_WIDTHS, GpuOptions
 from draftwood.bench.gpu.parts import SLACK
 from draftwood.bench.gpu.rates import GSM8K, PUBLISHED, RANKS, Rates, find_rates, from_trace
 from draftwood.bench.gpu.report import print_rows
@@ -312,6 +312,7 @@ def test_all_models_by_default_and_two_for_a_quick_look() -> None:
     ("changes", "message"),
     [
         ({"widths": [0]}, "--widths is 0"),
+        ({"widths": [*range(1, 1 + 2 * MOST_WIDTHS)]}, f"at most {MOST_WIDTHS} are measured"),
         ({"new_tokens": 1}, "at least 2"),
         ({"budget_s": 5.0}, "--budget needs --out"),
     ],

@@ -216,6 +216,15 @@ def test_what_an_earlier_process_learned_of_acceptance_is_known_to_ours_alone(ta
     assert not ran[OURS].experience()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"limit": 0}, "1 or more"), ({"cells": 0}, "1 or more"), ({"most": 1}, "--most 1 is below --limit 8")],
+)
+def test_flags_that_cannot_be_used(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        GridOptions(Path("out"), [], **changes)  # type: ignore[arg-type]
+
+
 def test_without_a_drafter_there_is_nothing_to_compare(tmp_path: Path) -> None:
     (tmp_path / "set.jsonl").write_text(json.dumps({"turns": ["question"]}))
     options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, 6, 1)
@@ -274,6 +283,9 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     assert len(go(99)) == 6 and kept.read_text().count("\n") == 1 + 6
     with pytest.raises(BadInput, match="max_new_tokens 6 instead of 7"):
         go(1, tokens=7)
+    kept.write_text(kept.read_text().split("\n")[0] + '\n{"group": "older", "rows": [{}]}\n')
+    with pytest.raises(BadInput, match="cells of another version"):
+        go(1)
     kept.write_text("{]\n")
     with pytest.raises(BadInput, match="name another folder"):
         go(1)

@@ -51,6 +51,12 @@ def test_an_unknown_drafter_names_the_nearest() -> None:
         registry.drafter("ngarm", SimpleNamespace())
 
 
+@pytest.mark.parametrize("spec", ["ngram+ngram", "none+ngram", []])
+def test_drafters_that_cannot_be_together(spec: Any) -> None:
+    with pytest.raises(BadInput, match="name each once, or 'none' by itself"):
+        registry.drafter(spec, SimpleNamespace())
+
+
 def test_specs_are_split_at_plus_signs_but_folders_are_not(tmp_path: Path) -> None:
     (tmp_path / "a+b").mkdir()
     folder = str(tmp_path / "a+b")
