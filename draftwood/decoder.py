@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -30,6 +31,15 @@ class Sight:
 
     window: int | None
     causal: bool
+
+    def covers(self, ahead: Tensor) -> Tensor:
+        """Whether a token sees the one that is `ahead` positions ahead of it, or behind where that is negative."""
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.window is not None:
+            seen &= ahead.abs() < self.window
+        if self.causal:
+            seen &= ahead <= 0
+        return seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

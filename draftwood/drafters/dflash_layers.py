@@ -170,12 +170,7 @@ def see(sight: Sight, context: int, size: int, groups: int, device: torch.device
         return first, None
     queries = torch.arange(context, context + size, device=device)[:, None]
     ahead = torch.arange(first, context + size, device=device) - queries
-    seen = torch.ones_like(ahead, dtype=torch.bool)
-    if sight.window is not None:
-        seen &= ahead.abs() < sight.window
-    if sight.causal:
-        seen &= ahead <= 0
-    return first, seen.repeat(groups, 1)
+    return first, sight.covers(ahead).repeat(groups, 1)
 
 
 def attend(kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None) -> Tensor:

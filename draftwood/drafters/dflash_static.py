@@ -70,9 +70,5 @@ class StaticDFlash:
 def block_sight(sight: Sight, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which tokens of its block each one sees, `[B, B]`, as bools and as bits."""
     ahead = torch.arange(size, device=device) - torch.arange(size, device=device)[:, None]
-    seen = torch.ones_like(ahead, dtype=torch.bool)
-    if sight.window is not None:
-        seen &= ahead.abs() < sight.window
-    if sight.causal:
-        seen &= ahead <= 0
+    seen = sight.covers(ahead)
     return seen, bitmask(seen)

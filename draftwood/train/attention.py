@@ -55,7 +55,7 @@ def blocks_attention(layout: Layout, sight: Sight) -> AttendBlocks:
 def text_by_text(layout: Layout, sight: Sight) -> AttendBlocks:
     """What a text's blocks have in memory suits a CPU's caches."""
     place = torch.arange(layout.size, device=layout.anchors.device)
-    within = _additive(_allowed(place[:, None], place, sight))
+    within = _additive(sight.covers(place - place[:, None]))
     contexts = []
     for length, anchors in zip(layout.lengths, layout.anchors.split(layout.counts), strict=True):
         contexts.append(_context(anchors[None], length, place, sight))
@@ -68,7 +68,7 @@ def side_by_side(layout: Layout, sight: Sight) -> AttendBlocks:
     blocks, features = Padded.of(layout.counts, device), Padded.of(layout.lengths, device)
     place = torch.arange(layout.size, device=device)
     context = _context(blocks.spread(layout.anchors), features.places.shape[1], place, sight)
-    return partial(_side_by_side, blocks, features, context, _additive(_allowed(place[:, None], place, sight)))
+    return partial(_side_by_side, blocks, features, context, _additive(sight.covers(place - place[:, None])))
 
 
 def _context(anchors: Tensor, length: int, place: Tensor, sight: Sight) -> Tensor:
@@ -79,16 +79,7 @@ def _context(anchors: Tensor, length: int, place: Tensor, sight: Sight) -> Tenso
     at = (anchors[..., None] + place).flatten(1)[..., None]
     key = torch.arange(length, device=place.device)
     before = key < anchors.repeat_interleave(len(place), 1)[..., None]
-    return _additive(before & _allowed(at, key, sight))[:, None, None]
-
-
-def _allowed(query: Tensor, key: Tensor, sight: Sight) -> Tensor:
-    """Which positions a layer's window and order let a query see."""
-    ahead = key - query
-    allowed = torch.ones_like(ahead, dtype=torch.bool)
-    if sight.window is not None:
-        allowed = allowed & (ahead.abs() < sight.window)
-    return allowed & (ahead <= 0) if sight.causal else allowed
+    return _additive(before & sight.covers(key - at))[:, None, None]
 
 
 def _additive(allowed: Tensor) -> Tensor:
