@@ -64,10 +64,9 @@ def deployed(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name.removeprefix(prefix).lower(): value for name, value in env.items() if name.startswith(prefix)}
 
 
-def ray_address(environ: Mapping[str, str] | None = None) -> str | None:
+def ray_address() -> str | None:
     """The cluster that Ray will join: its own RAY_ADDRESS, which counts where it is not empty."""
-    env = os.environ if environ is None else environ
-    return env.get("RAY_ADDRESS") or None
+    return os.environ.get("RAY_ADDRESS") or None
 
 
 def _home(env: Mapping[str, str]) -> Path:

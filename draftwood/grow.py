@@ -122,22 +122,6 @@ def best_first(tree: Tree, root: int) -> Tree:
     return tree.subtree(order[: np.count_nonzero(tree.mass)])
 
 
-def grow_reference(draft: Lattice, root: int, n_max: int) -> Tree:
-    """`grow` by its definition, and slow: of all children of the nodes taken so far, take the first."""
-    edges = _edge_costs(draft)
-    taken = [(0.0, 0, -1, 0)]  # (cost, depth, parent, rank): the order itself; the root needs no rank
-    children: set[tuple[float, int, int, int]] = set()
-    while len(taken) <= n_max:
-        cost, depth, _, _ = taken[-1]
-        for rank, edge in enumerate(edges[depth] if depth < len(edges) else []):
-            children.add((cost + edge, depth + 1, len(taken) - 1, rank))
-        if not children:
-            break
-        taken.append(min(children))
-        children.remove(taken[-1])
-    return _alive(_tree(draft, root, *zip(*taken, strict=True)))
-
-
 def _pop(edges: list[list[float]], n_max: int, most: float) -> tuple[list[float], list[int], list[int], list[int]]:
     """Costs, depths, parents and ranks of the root and the first `n_max` nodes in best-first order, none over `most`.
 

@@ -23,7 +23,7 @@ def styles() -> Iterator[dict[str, Any]]:
         yield {"marker": marker, "linestyle": line, "color": colour, "markersize": 5}
 
 
-def save_figure(path: Path, draw: Callable[[Axes], None], size: tuple[float, float] = (8, 4.5)) -> None:
+def save_figure(path: Path, draw: Callable[[Axes], None]) -> None:
     """Draw into one pair of axes and write a PNG. Raises MissingExtra without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def save_figure(path: Path, draw: Callable[[Axes], None], size: tuple[float, flo
         raise MissingExtra(
             "Figures are drawn with matplotlib, which is not installed; run: pip install draftwood[bench]"
         ) from None
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     draw(figure.subplots())
     figure.savefig(path, dpi=120)
 

@@ -89,10 +89,9 @@ DATASETS: Mapping[str, HubDataset] = {
 }
 
 
-def load_rows(name: str, load: Loader | None = None) -> list[Row]:
-    """All rows of the data set `name`, through `load` (`datasets.load_dataset` unless given)."""
-    source = DATASETS[name]
-    load = load or hub_loader(name)
+def load_rows(name: str) -> list[Row]:
+    """All rows of the data set `name`."""
+    source, load = DATASETS[name], hub_loader(name)
     try:
         return list(load(source.path, source.config, split=source.split, data_files=source.data_files))
     except Exception as error:  # the hub client raises many kinds: offline, gated, renamed, broken download

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from draftwood.tree import Bools, Floats, Ints
 
 Array = NDArray[np.float64]
+BINS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +27,10 @@ class Reliability:
         return float(np.nansum(self.count * abs(self.said - self.happened)) / max(self.count.sum(), 1))
 
 
-def reliability(said: Array | Floats, happened: Bools, bins: int = 10) -> Reliability:
+def reliability(said: Array | Floats, happened: Bools) -> Reliability:
     """Probabilities `[N]` against outcomes `[N]`."""
-    place = np.minimum((said * bins).astype(np.int64), bins - 1)
-    count = np.bincount(place, minlength=bins)
+    place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(place, values.astype(np.float64), bins) / count for values in (said, happened)]
+        means = [np.bincount(place, values.astype(np.float64), BINS) / count for values in (said, happened)]
     return Reliability(means[0], means[1], count)

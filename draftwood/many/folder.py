@@ -49,8 +49,8 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
     Raises BadInput if it holds another run's results, is written by another process now, or is damaged.
     """
     make_folder(path, "--out")
-    with alone(path, "--out"):
-        with told_if_unwritable("--out", path):
+    with alone(path):
+        with told_if_unwritable(path):
             _claim(path, manifest)
             file = (path / RESULTS).open("ab+")
         try:

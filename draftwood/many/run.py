@@ -58,7 +58,7 @@ def run_batch(options: BatchOptions) -> Tally:
             tally.answered, tally.failed = len(folder.done) - folder.failed, folder.failed
             _say(tally)
         if source.parquet:
-            with told_if_unwritable("--out", options.out):
+            with told_if_unwritable(options.out):
                 write_table(options.out)
     return tally
 

@@ -157,7 +157,7 @@ def run_distill(options: DistillOptions) -> bool:
     """
     require_pyarrow()
     make_folder(options.out, "--out")
-    with alone(options.out, "--out"):
+    with alone(options.out):
         return _write(options)
 
 
@@ -175,7 +175,7 @@ def _write(options: DistillOptions) -> bool:
     with (
         stop_flag() as stop,
         bar(options.tokens, "writing") as update,
-        told_if_unwritable("--out", options.out),
+        told_if_unwritable(options.out),
         lasting(),
     ):
         end = tokenizer.eos_token_id

@@ -57,13 +57,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def told_if_unwritable(flag: str, folder: Path) -> Iterator[None]:
+def told_if_unwritable(folder: Path) -> Iterator[None]:
     """What the disk refuses in the middle of a run, as one sentence (BadInput)."""
     try:
         yield
     except OSError as error:
         raise BadInput(
-            f"{flag} {folder}: writing failed ({error.strerror or error}); what was saved before is whole: free space, "
+            f"--out {folder}: writing failed ({error.strerror or error}); what was saved before is whole: free space, "
             "then run the same command again, and it goes on from there."
         ) from None
 
@@ -79,13 +79,13 @@ def make_folder(folder: Path, flag: str) -> None:
 
 
 @contextmanager
-def alone(folder: Path, flag: str) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Raises BadInput if another process writes there now."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise BadInput(f"{flag} {folder}: another process is writing there; wait for it, or name another.") from None
+        raise BadInput(f"--out {folder}: another process is writing there; wait for it, or name another.") from None
     try:
         yield
     finally:

@@ -66,7 +66,7 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
     check_out(options)
     make_folder(options.out, "--out")
     fleet = Fleet.join()
-    with alone(options.out, "--out") if fleet.leads else nullcontext():  # all of a fleet share one folder
+    with alone(options.out) if fleet.leads else nullcontext():  # all of a fleet share one folder
         return _run(options, recipe, fleet)
 
 
@@ -89,7 +89,7 @@ def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
-    with stop_flag() as stop, told_if_unwritable("--out", options.out):
+    with stop_flag() as stop, told_if_unwritable(options.out):
         with bar(course.steps, "training", fleet.leads) as update:
             show = Show(options.out, update, stop)
             finished = train(course, trainee, show.watcher() if fleet.leads else show.silent())

@@ -120,7 +120,7 @@ def test_a_drafter_that_is_right_or_random_by_turns_is_seen_through_at_both_ends
 
 def test_reliability_compares_what_was_said_with_what_happened() -> None:
     said, happened = np.array([0.05, 0.05, 0.95, 0.95]), np.array([False, True, True, True])
-    found = reliability(said, happened, bins=10)
+    found = reliability(said, happened)
     assert found.count.sum() == 4 and found.count[0] == 2 and found.count[9] == 2
     assert found.said[0] == pytest.approx(0.05) and found.happened[0] == 0.5 and np.isnan(found.said[5])
     assert found.error == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)

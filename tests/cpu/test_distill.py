@@ -273,7 +273,7 @@ def options(folder: Path, out: Path, prompts: Path, **more) -> DistillOptions:
 
 
 def test_one_run_at_a_time_writes_into_a_folder(folder: Path, prompts: Path, tmp_path: Path) -> None:
-    with alone(tmp_path, "--out"), pytest.raises(BadInput, match="another process is writing there"):
+    with alone(tmp_path), pytest.raises(BadInput, match="another process is writing there"):
         run_distill(options(folder, tmp_path, prompts))
     assert run_distill(options(folder, tmp_path, prompts))
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.drafters.beam import BeamTree
-from draftwood.grow import beam, best_first, chain, grow, grow_reference, joined
+from draftwood.grow import _alive, _edge_costs, _tree, beam, best_first, chain, grow, joined
 from draftwood.tree import Lattice, Tree
 
 ROOT = 7
@@ -52,6 +52,22 @@ def check_tree(tree: Tree) -> None:
     assert (tree.depths[1:] == tree.depths[tree.parents[1:]] + 1).all()
     assert (np.diff(tree.mass) <= 0).all() and (tree.mass > 0).all()
     assert tree.mass.dtype == np.float32 and tree.tokens.dtype == tree.parents.dtype == np.int64
+
+
+def grow_reference(draft: Lattice, root: int, n_max: int) -> Tree:
+    """`grow` by its definition, and slow: of all children of the nodes taken so far, take the first."""
+    edges = _edge_costs(draft)
+    taken = [(0.0, 0, -1, 0)]  # (cost, depth, parent, rank): the order itself; the root needs no rank
+    children: set[tuple[float, int, int, int]] = set()
+    while len(taken) <= n_max:
+        cost, depth, _, _ = taken[-1]
+        for rank, edge in enumerate(edges[depth] if depth < len(edges) else []):
+            children.add((cost + edge, depth + 1, len(taken) - 1, rank))
+        if not children:
+            break
+        taken.append(min(children))
+        children.remove(taken[-1])
+    return _alive(_tree(draft, root, *zip(*taken, strict=True)))
 
 
 def same(a: Tree, b: Tree) -> bool:

@@ -898,9 +898,9 @@ def test_a_folder_is_trained_in_by_one_run_at_a_time_and_is_none_of_the_data(
     monkeypatch.setattr(run_module.Fleet, "join", lambda: next(fleets))
     monkeypatch.setattr(run_module, "_run", lambda options, recipe, fleet: not fleet.leads)
     options = TrainOptions([tmp_path / "texts"], tmp_path / "out")
-    with files.alone(tmp_path, "--out"), pytest.raises(BadInput, match=r"--out .*another process"):
+    with files.alone(tmp_path), pytest.raises(BadInput, match=r"--out .*another process"):
         run_module.run_training(replace(options, out=tmp_path), RECIPE)
-    with files.alone(tmp_path, "--out"):
+    with files.alone(tmp_path):
         assert run_module.run_training(replace(options, out=tmp_path), RECIPE), "the others of a fleet share its folder"
     with pytest.raises(BadInput, match="a folder of --data"):
         run_module.run_training(replace(options, out=tmp_path / "x" / ".." / "texts"), RECIPE)

@@ -19,6 +19,7 @@ from draftwood.recording import Trace
 from draftwood.tree import Lattice, Tree
 
 RANKS = 16  # candidates of a depth that can be right
+SECOND, FADE, BRANCH = 0.37, 0.5, 0.708  # see `model_rates`
 Array = NDArray[np.float64]
 
 
@@ -86,33 +87,30 @@ class Rates:
         return Lattice(tokens, self.logp(width))
 
 
-def model_rates(name: str, source: str, hits: Sequence[float], second: float, fade: float, branch: float) -> Rates:
+def model_rates(name: str, source: str, hits: Sequence[float]) -> Rates:
     """Rates from few numbers.
 
-    `hits` [D]: how often the likeliest candidate is right on the spine. Of its misses the second catches `second`, and
-    each further one `fade` of the one before. Off the spine the likeliest is right `branch` times as often.
+    `hits` [D]: how often the likeliest candidate is right on the spine. Of its misses the second catches SECOND, and
+    each further one FADE of the one before. Off the spine the likeliest is right BRANCH times as often.
     """
-    spine, off = (rank_rows(np.asarray(top), second, fade) for top in (hits, np.asarray(hits) * branch))
+    spine, off = (rank_rows(np.asarray(top)) for top in (hits, np.asarray(hits) * BRANCH))
     return Rates(name, source, spine, off)
 
 
-def rank_rows(top: Array, second: float, fade: float) -> Array:
-    others = (1 - top)[:, None] * second * fade ** np.arange(RANKS - 1)
+def rank_rows(top: Array) -> Array:
+    others = (1 - top)[:, None] * SECOND * FADE ** np.arange(RANKS - 1)
     return np.concatenate([top[:, None], others], 1)
 
 
 # z-lab/dflash issue 166 (Qwen3-8B, b16, GSM8K): 11.2 % of the rounds accept nothing, 8.4 % a whole block, and a round
 # emits 6.39 tokens. Between its ends the curve is the straight line with that mean. The second candidate catches 37 %
-# of the misses (vllm-ddtree's replication); half of the one before for each further rank, and `branch`, are ours: so
+# of the misses (vllm-ddtree's replication); half of the one before for each further rank, and BRANCH, are ours: so
 # that a tree of 256 nodes emits 7.77 tokens, as JetSpec's authors measured DDTree on the same model and prompts.
 GSM8K = model_rates(
     "gsm8k",
     "Qwen3-8B with its DFlash drafter on GSM8K: published ends and mean of the histogram, a line between them; the "
     "second candidate catches 37 % of misses; the rest set so that 256 nodes emit the published 7.77 tokens a round",
     hits=[0.888, *np.linspace(0.8544, 0.8361, 14)],
-    second=0.37,
-    fade=0.5,
-    branch=0.708,
 )
 
 # The τ that JetSpec's engine reports at 128 nodes on MATH-500. No histogram is published: all depths alike.
@@ -120,9 +118,6 @@ TAU_9_56 = model_rates(
     "tau9.56",
     "made up so that 128 nodes emit 9.56 tokens a round; no published histogram",
     hits=[0.9112] * 15,
-    second=0.37,
-    fade=0.5,
-    branch=0.708,
 )
 PUBLISHED = {rates.name: rates for rates in (GSM8K, TAU_9_56)}
 
