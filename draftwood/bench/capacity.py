@@ -151,7 +151,8 @@ class Recorded:
         self.run, self.batches = self.run + width, self.batches + 1
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
-        clock.seconds = self._round  # not what it took here: who learns from it is to hear of the modelled machine
+        # Not what it took here: who learns from it is to hear of the modelled machine.
+        clock.seconds, clock.exposed = self._round, self._round["commit"]
         verdicts: list[Verdict | None] = []
         for part in self._parts:
             text = self.scripts[part.request].answer.continuation(part.request.filled)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood import cli, registry
+from draftwood.acceptance import AcceptanceModel
 from draftwood.bench.capacity import prices, replay_load
 from draftwood.bench.loads import Crowd
 from draftwood.bench.simulation import crowded, run_simulation
@@ -93,17 +96,23 @@ def test_trees_pay_until_arithmetic_takes_the_time(trace: Trace) -> None:
 
 
 def test_what_is_learned_of_drafting_is_of_the_modelled_machine(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine takes to learn it."""
     spent: list[float] = []
-    enter = Ledger.enter
+    enter, observe = Ledger.enter, AcceptanceModel.observe
+
+    def slowly(*args: Any, **named: Any) -> None:
+        time.sleep(0.01)
+        observe(*args, **named)
 
     def heard(self: Ledger, round: Round, plain_s: float) -> None:
         spent.append(round.total_s / plain_s)
         enter(self, round, plain_s)
 
     monkeypatch.setattr(Ledger, "enter", heard)
+    monkeypatch.setattr(AcceptanceModel, "observe", slowly)
     played = rate(trace, "ddtree:4", 1)
     assert np.mean(spent[:-1]) == pytest.approx(
-        played.seconds / played.batches / (1 / rate(trace, "autoregressive", 1).tokens_per_s), rel=0.2
+        played.seconds / played.batches / (1 / rate(trace, "autoregressive", 1).tokens_per_s), rel=0.01
     )
 
 
