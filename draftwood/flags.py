@@ -21,7 +21,8 @@ def _target(name: str | None) -> str | None:
 def _drafter(specs: list[str] | None) -> list[str] | None:
     from draftwood import registry  # imports numpy
 
-    registry.check_drafters(specs or ())
+    if specs:
+        registry.check_drafters(specs)
     return specs
 
 

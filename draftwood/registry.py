@@ -77,8 +77,6 @@ def drafter(spec: Named, target: Target) -> Drafter | None:
     specs = drafter_specs(spec)
     if specs == ["none"]:
         return None
-    if not specs or "none" in specs or len(set(specs)) < len(specs):
-        raise BadInput(f"The drafters are {', '.join(specs) or 'not named'}; name each once, or 'none' by itself.")
     from draftwood.drafters.pooled import Pooled  # imports torch
 
     kinds = [_drafter_kind(each) for each in specs]
@@ -96,7 +94,10 @@ def drafter_specs(spec: Named) -> list[str]:
             f"The drafter is {spec!r}, not the name of one or a list of names; a class of your own gets a name as an "
             f"entry point of the group {DRAFTERS}."
         ) from None
-    return [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
+    specs = [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
+    if len(set(specs)) < len(specs) or not specs or ("none" in specs and len(specs) > 1):
+        raise BadInput(f"The drafters are {', '.join(specs) or 'not named'}; name each once, or 'none' by itself.")
+    return specs
 
 
 def drafter_bytes(spec: Named, itemsize: int) -> int:
@@ -108,7 +109,7 @@ def drafter_bytes(spec: Named, itemsize: int) -> int:
 
 
 def check_drafters(spec: Named) -> None:
-    """Raises BadInput for a name that is none. Nothing is imported for it: drafters need torch."""
+    """Raises BadInput for a name that is none, or twice there. Nothing is imported for it: drafters need torch."""
     for each in drafter_specs(spec):
         if each != "none":
             _drafter_entry(each)

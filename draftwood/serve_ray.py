@@ -213,7 +213,8 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
 
 def _check_models(target: str | PathLike[str] | None, drafter: registry.Named | None, policy: str | None) -> None:
     """As the command line does: here a mistake is one sentence, in a replica one that never starts."""
-    registry.check_drafters(() if drafter is None else drafter)
+    if drafter is not None:
+        registry.check_drafters(drafter)
     if policy is not None:
         registry.policy(policy)
     if target is not None:

@@ -118,6 +118,12 @@ def test_a_parameter_is_named_once(spec: str) -> None:
         registry.policy(spec)
 
 
+@pytest.mark.parametrize("given", ["ngram+ngram", ["ngram", "none"], []])
+def test_drafters_are_named_once_each_before_anything_is_loaded(given: Any) -> None:
+    with pytest.raises(BadInput, match="name each once, or 'none' by itself"):
+        registry.check_drafters(given)
+
+
 @pytest.mark.parametrize("given", [SimpleNamespace, 5, ["ngram", None]])
 def test_a_drafter_is_used_by_its_name(given: Any) -> None:
     with pytest.raises(BadInput, match="entry point of the group"):
