@@ -21,7 +21,7 @@ from draftwood.policies.base import OPTIMISM, Costs, Policy
 from draftwood.policies.record import Record
 from draftwood.recording import Answer
 from draftwood.trace import Round
-from draftwood.tree import Lattice, Tree, matched, root_only
+from draftwood.tree import Lattice, Tree, matched, root_only, shared
 
 RECORD = "record"  # the policy that drafts after every token
 
@@ -90,7 +90,7 @@ class Script:
 
 def _while_alike(source: Answer, answer: Answer) -> Answer:
     """A source with its rounds up to where the two part."""
-    end = source.prompt_tokens + shared(source.tokens, answer.tokens)
+    end = source.prompt_tokens + shared(list(source.tokens), list(answer.tokens))
     return replace(source, rounds=[r for r in source.rounds if r.context < end])
 
 
@@ -100,11 +100,6 @@ def _free(answers: Sequence[Answer]) -> frozenset[int]:
     drafting = [answer for answer in answers if answer.policy != RECORD and any(r.drafted for r in answer.rounds)]
     rounds = [r for answer in drafting or answers for r in answer.rounds if r.drafted]
     return frozenset(r.context for r in rounds if not r.asked) - {r.context for r in rounds if r.asked}
-
-
-def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens that two texts begin with alike."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def scripts(answers: Sequence[Answer]) -> list[Script]:

@@ -194,3 +194,16 @@ def matched(tree: Tree, text: Sequence[int]) -> list[int]:
             break
         path.append(node)
     return path
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """How many tokens two texts begin with alike. Whole parts are compared: one by one, a long text takes longer than
+    a mask of its grammar."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -205,6 +205,8 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
+    if not sets:
+        raise BadInput("There are no prompts; name data sets or files with --prompts.")
     llm = load()
     if llm.drafter is None:
         raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.errors import BadInput
+from draftwood.tree import shared
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -97,16 +98,3 @@ class Grammar:
         self._matcher.consume_tokens(news)
         self._at = list(written)
         return self._matcher.is_stopped()
-
-
-def shared(a: list[int], b: list[int]) -> int:
-    """How many tokens two texts begin with alike. Whole parts are compared: one by one, a long text takes longer than
-    its mask."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

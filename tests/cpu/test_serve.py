@@ -25,7 +25,7 @@ from draftwood.errors import BadInput
 from draftwood.sampling import Sampling
 from draftwood.serve.answer import Delta, Piece
 from draftwood.serve.failure import Refused
-from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema, shared
+from draftwood.serve.grammar import Grammar, Grammars, of_lark, of_regex, of_schema
 from draftwood.serve.guard import Gate
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.options import Options
@@ -49,6 +49,7 @@ from draftwood.serve.scheduler import Job, finish_reason
 from draftwood.serve.service import Service
 from draftwood.serve.tools import Call, Form, Sieve, moved
 from draftwood.text import TextStream
+from draftwood.tree import shared
 from tests.reference import byte_tokenizer
 from tests.serving import tiny_llm
 

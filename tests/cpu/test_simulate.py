@@ -25,10 +25,10 @@ from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
 from draftwood.recording import Answer, Header, Trace
 from draftwood.registry import drafter, policy
-from draftwood.simulate import Script, replay, scripts, shared
+from draftwood.simulate import Script, replay, scripts
 from draftwood.target import Target
 from draftwood.trace import Round
-from draftwood.tree import FAINT, Lattice, Tree, chain_tree, matched
+from draftwood.tree import FAINT, Lattice, Tree, chain_tree, matched, shared
 from tests.reference import Truthful
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
