@@ -227,7 +227,9 @@ def draw_confidence(axes: Axes, story: Story) -> None:
     """BASTION's figure 9: path confidence against what happened, raw and calibrated before it was learned from."""
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     for (label, found), style in zip(confidences(story).items(), styles(), strict=False):
-        axes.plot(found.said, found.happened, **style, label=f"{label}: error {found.error:.4f}")
+        axes.plot(
+            found.said, found.happened, **style, label=f"{label}: error {found.error:.4f} (chance: {found.chance:.4f})"
+        )
     axes.set_xlabel("path probability as said")
     axes.set_ylabel("share of these paths that were accepted")
     axes.set_aspect("equal")

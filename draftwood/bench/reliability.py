@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,21 @@ class Reliability:
     said: Array  # [bins] mean probability; NaN in an empty bin
     happened: Array  # [bins] share
     count: Ints  # [bins]
+    spread: Array  # [bins] standard deviation of `happened` if the probabilities are right, outcomes independent
 
     @property
     def error(self) -> float:
         """Expected calibration error: the mean distance of the two, weighted by count."""
-        return float(np.nansum(self.count * abs(self.said - self.happened)) / max(self.count.sum(), 1))
+        return self._mean(abs(self.said - self.happened))
+
+    @property
+    def chance(self) -> float:
+        """The `error` to expect of probabilities that are right, which so few outcomes do not show exactly: the mean
+        absolute deviation of a normal distribution, sqrt(2 / pi) of its standard deviation, in each bin."""
+        return self._mean(math.sqrt(2 / math.pi) * self.spread)
+
+    def _mean(self, values: Array) -> float:
+        return float(np.nansum(self.count * values) / max(self.count.sum(), 1))
 
 
 def reliability(said: Array | Floats, happened: Bools) -> Reliability:
@@ -33,4 +44,5 @@ def reliability(said: Array | Floats, happened: Bools) -> Reliability:
     count = np.bincount(place, minlength=BINS)
     with np.errstate(invalid="ignore"):
         means = [np.bincount(place, values.astype(np.float64), BINS) / count for values in (said, happened)]
-    return Reliability(means[0], means[1], count)
+        spread = np.sqrt(np.bincount(place, said * (1 - said), BINS)) / count
+    return Reliability(means[0], means[1], count, spread)

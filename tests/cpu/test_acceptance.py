@@ -126,6 +126,14 @@ def test_reliability_compares_what_was_said_with_what_happened() -> None:
     assert found.error == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
 
 
+@pytest.mark.parametrize("outcomes", [50, 500, 50_000])
+def test_reliability_says_what_error_right_probabilities_would_show(outcomes: int) -> None:
+    rng = np.random.default_rng(3)
+    said = rng.random(outcomes)
+    seen = [reliability(said, rng.random(outcomes) < said) for _ in range(30)]
+    assert np.mean([found.error for found in seen]) == pytest.approx(seen[0].chance, rel=0.15)
+
+
 def test_temperatures_share_a_bucket_with_their_like_and_greedy_has_its_own() -> None:
     assert [temperature_bucket(t) for t in (0.0, 0.01, 0.6, 0.7, 1.0, 1.1, 2.0)] == [0, 0.5, 0.5, 0.5, 1, 1, 2]
 
