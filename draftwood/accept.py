@@ -1,9 +1,10 @@
 """Sample and walk: the one acceptance rule, exact at every temperature.
 
-At each visited node the target draws its own token y from its processed distribution there. If y is a child
-the walk goes on from that child; if not, y is the bonus token and the round ends (methods: DDTree, arXiv 2604.12989
-§4). What decides the draw at a position is fixed beforehand (`noise.py`), so the text is the one that plain decoding
-writes with the same seed, whatever the tree; a tree may even depend on the draws to come (`foresight.py`).
+At each visited node the target draws its own token y from its processed distribution there. If y is a child of the
+node, the walk goes on from that child; if not, y is the bonus token and the round ends (methods: DDTree, arXiv
+2604.12989 §4). The random numbers behind the draw at each position are fixed in advance (`noise.py`), so the text is
+the one that plain decoding writes with the same seed, whatever the tree. A tree may even depend on these numbers
+(`foresight.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Draw = Callable[[int, Sequence[int]], int]
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """What the target itself thought of an emitted token, before anything shaped its distribution."""
+    """The target's own log-probability of an emitted token, before sampling parameters or rules change it."""
 
     logp: float
     top: tuple[tuple[int, float], ...]  # the likeliest tokens with their log-probabilities, best first
@@ -27,13 +28,13 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a tree: the accepted node indices in order (no root), then one bonus token."""
+    """The target's verdict on a tree: the accepted node indices in order (without the root), then one bonus token."""
 
     path: list[int]
     accepted: list[int]  # the tokens of `path`
     bonus: int
-    likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if asked for
-    confidence: float | None = None  # see `Round.confidence`, if asked for
+    likelihoods: tuple[Likelihood, ...] | None = None  # of each emitted token, if requested
+    confidence: float | None = None  # see `Round.confidence`; only in rounds that measure it
 
     @property
     def tokens(self) -> list[int]:

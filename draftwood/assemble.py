@@ -1,4 +1,4 @@
-"""Putting an engine together: drafter, machine probe, latency model, and what was learned here before."""
+"""Putting an engine together: drafter, machine probe, latency model, and what earlier processes learned here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from draftwood.target import Target
 
 
 def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -> Engine:
-    """An engine for a loaded target. What its latency model learns is kept between processes.
+    """An engine for a loaded target. What it learns of latency and acceptance is kept between processes.
 
-    Where several processes hold the target, each has the drafter, and the leading one measures and remembers for all.
+    Where several processes hold the target, each loads the drafter; the leading one measures and saves for all.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -
     def remember() -> None:
         if not group.leads:
             return
-        with contextlib.suppress(OSError):  # a read-only cache folder costs the learned profile and nothing else
+        with contextlib.suppress(OSError):  # with a read-only cache folder only the learned profile is lost
             write_json(learned, {"of": name, **latency.to_json(), "acceptance": engine.experience()})
 
     engine = Engine(target, drafter, policy, latency, ConvexCosts.of(profile) if profile else None, remember)

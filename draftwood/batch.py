@@ -3,9 +3,9 @@
     context --draft--> lattice --grow--> tree --choose--> tree[:n] --verify--> logits, taps
             --accept--> verdict --commit--> cache, drafter state --observe--> latency, acceptance
 
-One loop drives the verbs for all requests of a batch, be it one or many: their trees lie one behind the other on the
-token axis of one forward. Requests join and leave between rounds; a prompt is read in chunks beside the trees of the
-others. The verbs run on the host (`rounds.py`) or, for one request with static shapes, on the device
+One loop drives the verbs for all requests of a batch, whether one or many: their trees lie one behind the other on the
+token axis of one forward. Requests join and leave between rounds. A prompt is read in chunks, in the same forwards as
+the other requests' trees. The verbs run on the host (`rounds.py`) or, for one request with static shapes, on the device
 (`device/rounds.py`). What belongs to one request lives in its `Request`, so an abandoned one leaves nothing behind.
 """
 
@@ -29,10 +29,10 @@ from draftwood.timings import Timings
 from draftwood.trace import Round
 from draftwood.tree import Tree, chain_tree
 
-CHUNK_BESIDE = 128  # tokens of prompts that are read in a round beside others' trees: bounds how long these wait
+CHUNK_BESIDE = 128  # prompt tokens that a round reads beside other requests' trees: bounds how long these wait
 
-Keep = Callable[[Request, Prefix], None]  # what becomes of the prefix of a request that leaves
-Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # who chooses trees
+Keep = Callable[[Request, Prefix], None]  # takes the prefix of a request that leaves
+Decide = Callable[[Callable[[], list[Tree]]], list[Tree]]  # lets one of several processes choose the trees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,27 +41,27 @@ class Step:
 
     tokens: list[int]
     tree: Tree | None  # the verified tree; None for the step that ends the prefill
-    path: list[int]  # accepted nodes of `tree`: one less than tokens, unless the last of these ended the text
+    path: list[int]  # accepted nodes of `tree`: one fewer than tokens, unless the last of these ended the text
     round: Round | None
-    seconds: float  # of the round; of the step that ends the prefill: since the request joined
-    likelihoods: tuple[Likelihood, ...] | None = None  # of each token, if asked for
+    seconds: float  # of the round; for the step that ends the prefill, since the request joined
+    likelihoods: tuple[Likelihood, ...] | None = None  # of each token, if requested
     plain_s: float | None = None  # what a round without drafts was expected to take instead; None as for `round`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begun:
-    """A round whose parts have gone to the target."""
+    """A round whose parts have been sent to the target."""
 
     start: float
     clock: Clock
     parts: list[Part]
     costs: Mapping[Policy, Costs]  # as expected before the round
-    proposals: list[Proposal | None]  # for each part what its tree was chosen from
-    filled: list[int]  # for each part the tokens that the caches had of its request
+    proposals: list[Proposal | None]  # what the tree of each part was chosen from
+    filled: list[int]  # tokens in the caches of each part's request before the round
     requests: int
-    first: bool  # drafts where the round before it did not
-    typical: bool  # everyone was drafted for who could be
-    drafting: bool  # the trees after these are drafted behind the forward
+    first: bool  # the round before it did not draft
+    typical: bool  # every request that could be drafted for was
+    drafting: bool  # the next trees are drafted behind this forward
 
 
 class _Emitted(NamedTuple):
@@ -83,29 +83,29 @@ class Batch:
         keep: Keep = lambda request, prefix: None,
         decide: Decide = lambda choose: choose(),
     ) -> None:
-        """`drafts`: there is a drafter. `latency_of(requests)` is the model for batches of that size, `offline` prices
-        policies that need convex costs, and `keep` gets the prefix of every request that leaves. Where processes share
-        the target, `decide` lets one of them choose the trees and tells the others."""
+        """`drafts` says whether there is a drafter. `latency_of(requests)` is the model for batches of that size,
+        `offline` prices policies that need convex costs, and `keep` gets the prefix of every request that leaves. Where
+        several processes share the target, `decide` lets one of them choose the trees and tells the others."""
         self.requests: list[Request] = []
         self._rounds, self._latency_of, self._keep, self._decide = rounds, latency_of, keep, decide
         self._chooser = Chooser(rounds, drafts, latency_of, offline)
         self._begun: _Begun | None = None
         self._timings = Timings(latency_of)
-        self._drafted = False  # in the latest round
-        self._typical = True  # of the trees that were asked for last, as in `_Begun`
+        self._drafted = False  # whether the latest round drafted
+        self._typical = True  # as in `_Begun`, for the trees that were requested last
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
-        """Take a request in from the next round on; `prefix` holds the first `request.filled` of its tokens."""
+        """Admit a request from the next round on; `prefix` holds the first `request.filled` of its tokens."""
         self._rounds.join(request, prefix)
-        alone = self.requests if len(self.requests) == 1 else []  # what it learned until now is its own, too
+        alone = self.requests if len(self.requests) == 1 else []  # what it learned so far is about its own text, too
         for one in (*alone, request):
-            one.own = one.acceptance.child()  # not before: another thread may be making requests
-        if not self.requests:  # beside others it starts from a model of its own
+            one.own = one.acceptance.child()  # not earlier: another thread may be creating requests
+        if not self.requests:  # beside others it uses its own model
             request.acceptance.turn()
         self.requests.append(request)
 
     def leave(self, request: Request) -> None:
-        """Let go of a request that is over or abandoned."""
+        """Remove a request that is finished or abandoned."""
         self.requests.remove(request)
         prefix = self._rounds.leave(request)
         self._begun = None
@@ -115,15 +115,16 @@ class Batch:
             self._keep(request, prefix)
 
     def close(self) -> None:
-        """Let go of every request."""
+        """Remove every request."""
         for request in list(self.requests):
             self.leave(request)
 
     def round(self) -> dict[Request, Step]:
-        """Run one round; what it emits for whom. A request that only read a part of its prompt emits nothing."""
+        """Run one round; returns what each request emits. One that only read a part of its prompt emits nothing."""
         begun = self._begun or self._begin()
         verdicts = self._rounds.settle(begun.clock)
-        # Behind a draft there is time, and the next choice may heed a tree. Else the device would wait.
+        # While the device drafts, the host has time to learn, and the next choice may profit from what a tree taught.
+        # Without a draft the device would wait, so the host learns after the next round has begun.
         heeds = not self._rounds.ahead or begun.drafting or any(begun.proposals)
         records = self._heed(begun, verdicts) if heeds else None
         emitted = self._emit(begun, verdicts)
@@ -165,7 +166,7 @@ class Batch:
         )
 
     def _chunks(self) -> list[Part]:
-        """What this round reads of prompts, first come, first served."""
+        """The chunks of prompts that this round reads, first come, first served."""
         reading = [request for request in self.requests if request.reads]
         room, chunks = PREFILL_CHUNK if len(reading) == len(self.requests) else CHUNK_BESIDE, []
         for request in reading:
@@ -177,7 +178,7 @@ class Batch:
 
     # --- accept, commit, observe -------------------------------------------------------------------------
     def _heed(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
-        """A record for each part that is a tree; the models learn from them, and from what the last ones took."""
+        """Record each part that is a tree. The models learn from the records, and from the seconds of earlier ones."""
         clock = begun.clock
         clock.add("observe", self._timings.learn_some(begun.requests))
         with clock("observe"):
@@ -209,7 +210,7 @@ class Batch:
                 part.request.acceptance.observe(record, begun.typical, position)
                 if len(filled) > 1:
                     part.request.own.observe(record, position=position)
-        if len(filled) == len(parts) and records[0]:  # chunks are another kind of work
+        if len(filled) == len(parts) and records[0]:  # reading prompts is another kind of work
             whole = records[0]
             if len(filled) > 1:
                 positions = _deepest(begun.proposals)
@@ -220,18 +221,18 @@ class Batch:
         return records
 
     def _position(self, costs: Costs, drafted: int, requests: int, writing: int, context: int) -> float:
-        """What one more position takes of one request's draft, in plain steps of one request."""
-        if drafted in (0, requests):  # priced before the round; no need to price it anew
+        """The price of one more position in the draft of one request, in plain steps of one request."""
+        if drafted in (0, requests):  # already priced before the round
             return costs.position
         return self._chooser.position_s(drafted, context) * writing / costs.plain_s
 
     def _width(self, tokens: int) -> int:
-        """How many tokens a forward of `tokens` runs."""
+        """How many tokens a forward of `tokens` really runs: captured widths are fixed."""
         widths = self._rounds.widths
         return tokens if widths is None else next(width for width in widths if width >= tokens)
 
     def _emit(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[_Emitted | None]:
-        """Commit verdicts to the requests' texts, and let go of those that are over."""
+        """Commit verdicts to the requests' texts, and remove those that are finished."""
         seconds = time.perf_counter() - begun.start
         return [self._commit(*of, seconds) for of in zip(begun.parts, verdicts, strict=True)]
 

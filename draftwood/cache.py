@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from draftwood.native import slots
 from draftwood.plan import Plan
 
-MOST_SPARE = 256  # slots that a row grows by beyond what it needs: nobody counted them
+MOST_SPARE = 256  # slots, at most, that a row grows by beyond what it needs: memory was not counted for them
 
 Slots = list[Tensor]  # of one layer: a tensor [H_kv, S, d] for each row
 
@@ -41,7 +41,7 @@ class Row:
         self._addresses: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_addresses": None}  # a copy lies elsewhere
+        return {**self.__dict__, "_addresses": None}  # a copy has other addresses
 
     @classmethod
     def over(cls, kv: Tensor) -> Row:
@@ -51,7 +51,7 @@ class Row:
         return row
 
     def write(self, layer: int, keys: Tensor, values: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Store the tokens `[H_kv, N, d]` in the slots from `start` on; every slot of the layer."""
+        """Store the tokens `[H_kv, N, d]` in the slots from `start` on; returns all slots of the layer."""
         kept, kept_values = self.layer(layer, keys, values)
         stop = start + keys.shape[1]
         kept[:, start:stop] = keys
@@ -59,7 +59,7 @@ class Row:
         return kept, kept_values
 
     def layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Every slot of a layer; keys and values like these `[H_kv, …, d]` will be written there."""
+        """All slots of a layer, made for keys and values like these `[H_kv, …, d]` if there are none yet."""
         kept, kept_values = self.keys[layer], self.values[layer]
         if kept is None or kept_values is None:
             kept, kept_values = self._made(keys, 0), self._made(values, int(self.exact))
@@ -69,7 +69,7 @@ class Row:
         return kept, kept_values
 
     def addresses(self, like: Tensor) -> NDArray[np.int64]:
-        """`[layers, 2]`: where the keys and values of each layer begin; those to be written are like this one."""
+        """`[layers, 2]`: the addresses of the keys and values of each layer, made for tensors `like` this if needed."""
         if self._addresses is None:
             made = [self.layer(layer, like, like) for layer in range(len(self.keys))]
             self._addresses = np.array([[keys.data_ptr(), values.data_ptr()] for keys, values in made])
@@ -80,13 +80,13 @@ class Row:
         return like.new_empty(like.shape[0], self.capacity, like.shape[-1] + ones, dtype=dtype)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens, and some more if there is none."""
+        """Make room for `capacity` tokens; a row that has to grow gets some spare slots, too."""
         if capacity > self.capacity:
             self._resize(max(capacity, self.capacity + min(self.capacity, MOST_SPARE)))
 
     @torch.inference_mode()
     def _resize(self, capacity: int) -> None:
-        """Move to tensors of this capacity, which holds all committed slots or more."""
+        """Move to tensors of this capacity, which has room for at least all committed slots."""
         self.capacity, kept, self._addresses = capacity, min(capacity, self.capacity), None
         for states, has_ones in ((self.keys, False), (self.values, self.exact)):
             for layer, old in enumerate(states):
@@ -98,7 +98,7 @@ class Row:
                     states[layer] = new
 
     def copy(self, length: int, capacity: int) -> Row:
-        """A row of its own that holds the first `length` tokens and has room for `capacity`."""
+        """A separate row that holds the first `length` tokens and has room for `capacity`."""
         assert length <= self.length, f"cannot copy {length} of {self.length} tokens"
         other = Row(len(self.keys), length, self.exact)
         other.keys = [None if states is None else states[:, :length] for states in self.keys]
@@ -112,8 +112,8 @@ class Row:
         self.length += tokens
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the root and the accepted nodes `path` of the tree just verified. A prefix moves nothing."""
-        kept = 0  # nodes that lie where they belong
+        """Keep the root and the accepted nodes `path` of the tree just verified. Nodes in place are not moved."""
+        kept = 0  # nodes that are already in place
         while kept < len(path) and path[kept] == kept + 1:
             kept += 1
         if kept < len(path):
@@ -149,7 +149,7 @@ class Row:
 
 
 class SlotLayer(CacheLayerMixin):
-    """What transformers asks of a layer's cache. The slots themselves are in the rows."""
+    """The interface that transformers expects of a layer's cache. The slots themselves are in the rows."""
 
     is_croppable = True
 
@@ -193,11 +193,11 @@ class KVCache(Cache):
         return self.rows[0].exact
 
     def clear(self) -> None:
-        """Let go of the rows and of the plan of the last forward."""
+        """Release the rows and the plan of the last forward."""
         self.rows, self._plan = [], None
 
     def place(self, plan: Plan) -> None:
-        """Say which slots the next forward writes, making room for them."""
+        """Set which slots the next forward writes, and make room for them."""
         for part in plan.segments:
             self.rows[part.row].reserve(part.context + part.size)
         self._plan = plan
@@ -241,22 +241,22 @@ class KVCache(Cache):
 
 
 def head_dims(text: PretrainedConfig) -> list[int]:
-    """Of each layer."""
+    """The size of one head in each layer."""
     return [getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads for c in _layers(text)]
 
 
 def kv_widths(text: PretrainedConfig) -> list[int]:
-    """Numbers of a token's key in each layer, all heads together."""
+    """The size of a token's key in each layer, all heads together."""
     heads = [getattr(c, "num_key_value_heads", None) or c.num_attention_heads for c in _layers(text)]
     return [count * dim for count, dim in zip(heads, head_dims(text), strict=True)]
 
 
 def query_widths(text: PretrainedConfig) -> list[int]:
-    """Numbers of a token's query in each layer, all heads together."""
+    """The size of a token's query in each layer, all heads together."""
     return [c.num_attention_heads * dim for c, dim in zip(_layers(text), head_dims(text), strict=True)]
 
 
 def _layers(text: PretrainedConfig) -> Sequence[PretrainedConfig]:
-    """A config for each layer: some families' differ (Gemma 4), and the whole one then refuses to tell."""
+    """A config for each layer. In some families (Gemma 4) layers differ, and the overall config has no one answer."""
     differ = getattr(text, "is_heterogeneous", False)
     return list(text.per_layer_config) if differ else [text] * text.num_hidden_layers
