@@ -1,4 +1,4 @@
-"""A conversation in the terminal: every line is a turn, a line that begins with / changes something."""
+"""A conversation in the terminal: every line is a turn, and a line that begins with / is a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELP = """\
 /tree               show or hide each answer's last draft tree
 /help               this list
 /exit               leave, as Ctrl-D does; Ctrl-C ends an answer
-An end of line after \\ continues the message."""
+A line that ends in \\ continues on the next one."""
 
 
 @dataclass(slots=True)
@@ -47,13 +47,13 @@ class Chat:
         options: dict[str, Any] = {"policy": self.policy, "system": self.system, "max_new_tokens": self.max_new_tokens}
         stream = self.llm.stream(asked, **options, **asdict(self.sampling))
         play(stream, self.llm.tokenizer, self.screen, self.shows_tree)
-        if stream.generation.text:  # or it was interrupted before
+        if stream.generation.text:  # empty if it was interrupted before the first piece
             self.messages = [*asked, {"role": "assistant", "content": stream.generation.text}]
 
     def command(self, line: str) -> str:
-        """Obey a line without its /; what to tell the user.
+        """Carry out a command, given without its /; returns the message for the user.
 
-        Raises BadInput for a command or a value that there is not.
+        Raises BadInput for an unknown command or a value that it cannot use.
         """
         name, _, rest = line.partition(" ")
         commands: dict[str, Callable[[str], str]] = {
@@ -66,7 +66,7 @@ class Chat:
             "help": lambda _: HELP,
         }
         if name not in commands:
-            raise BadInput(f"There is no /{name}; /help lists what there is.{nearest(name, commands)}")
+            raise BadInput(f"There is no command /{name}; /help lists all of them.{nearest(name, commands)}")
         return commands[name](rest.strip())
 
     def _set_policy(self, spec: str) -> str:
@@ -100,7 +100,7 @@ class Chat:
 
 
 def converse(chat: Chat, lines: Iterator[str]) -> None:
-    """Take turns until the lines end or one of them is /exit. Mistakes cost a sentence, not the conversation."""
+    """Take turns until the lines end or one of them is /exit. A mistake is told in one sentence and ends nothing."""
     notes = Console(stderr=True, highlight=False)
     for line in lines:
         if line.strip() in ("/exit", "/quit"):
@@ -116,7 +116,7 @@ def converse(chat: Chat, lines: Iterator[str]) -> None:
 
 def prompt_lines() -> Iterator[str]:
     """Lines typed behind a prompt in a terminal, or piped in."""
-    if sys.stdin is None:  # closed by whoever started it
+    if sys.stdin is None:  # the parent process closed it
         return iter(())
     if not sys.stdin.isatty():
         return read_lines(input)
@@ -125,12 +125,12 @@ def prompt_lines() -> Iterator[str]:
 
 
 def read_lines(ask: Callable[[], str]) -> Iterator[str]:
-    """What `ask` gives until it has no more; a line that ends in a backslash goes on in the next one."""
+    """The lines that `ask` gives, until it has no more; one that ends in a backslash continues on the next."""
     kept = ""
     while True:
         try:
             line = ask()
-            line.encode()  # bytes that are no text came through as surrogates
+            line.encode()  # invalid bytes arrive as surrogates, which cannot be encoded
         except (EOFError, KeyboardInterrupt):
             if kept:
                 yield kept
