@@ -41,7 +41,7 @@ from draftwood.train import commands
 BAD_INPUT, INTERRUPTED, NOBODY_READS = 2, 130, 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a disk that takes no more
 FIRST_SPEAKS_S = 30
-LASTING = 50_000  # objects between two looks for cycles: imports make a million that stay
+LASTING = 50_000  # new objects between two garbage collections: imports make a million that stay
 TOGETHER = ("generate", "train")  # commands that several processes may run together
 
 app = typer.Typer(
@@ -56,24 +56,24 @@ app = typer.Typer(
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command line. Exit codes: 0, 2 for what the user can mend, 130 after Ctrl-C.
 
-    Of several processes that torchrun started, the first one says what is wrong; that it ends makes torchrun end the
+    Of several processes that torchrun started, the first one says what is wrong. When it exits, torchrun ends the
     others before they say the same.
     """
     gc.set_threshold(LASTING)
-    atexit.register(gc.freeze)  # what is left is not gone through once more, which takes longer than a second
+    atexit.register(gc.freeze)  # or a last collection would go through all objects for more than a second
     given = list(sys.argv[1:] if args is None else args)
     if len(given) > 1 and given[0] == "bench" and given[1] in measuring.PARTS:
         given[:2] = [f"bench-{given[1]}"]
     try:
         refuse_company(given)
         code = app(given, prog_name="draftwood", standalone_mode=False)
-        print(end="", flush=True)  # where stdout is closed, too
+        print(end="", flush=True)  # works where stdout is closed, too
         sys.exit(code)
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
         if config().rank > 0 and not isinstance(mistake, LostProcess):
             time.sleep(FIRST_SPEAKS_S)
-        if sentence:  # none beside the help that a bare `draftwood` shows
+        if sentence:  # a bare `draftwood` has shown its help instead
             print(f"draftwood: {' '.join(sentence.split())}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
@@ -81,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno not in (errno.EPIPE, *FULL):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what waits there fails again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the buffered rest would fail again at exit
         if error.errno == errno.EPIPE:
             sys.exit(NOBODY_READS)
         print(f"draftwood: Nothing more can be written ({error.strerror}); make room, and try again.", file=sys.stderr)
@@ -97,7 +97,7 @@ def generate(
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that hold this probability.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
     seed: Seed = 0,
@@ -112,11 +112,11 @@ def generate(
     trust_remote_code: TrustRemoteCode = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the last round's draft tree.")] = False,
 ) -> None:
-    """Write an answer, streamed; with --json the text goes to a terminal's stderr instead."""
+    """Write an answer and stream it; with --json the text goes to stderr, and only if that is a terminal."""
     text = read_prompt(prompt)
     from draftwood.sampling import Sampling
 
-    # Refused here, a bad value does not cost a model's loading time.
+    # A bad value is refused before a model is loaded, which takes long.
     sampling = asdict(Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed))
     from draftwood.cli_show import Screen, follow, play
 
@@ -156,7 +156,7 @@ def chat(
     target_path: TargetPath = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Hold a conversation; a line is a turn, /help lists what else there is. Without a terminal, lines of stdin."""
+    """Hold a conversation: each line is a turn, /help lists the commands. Without a terminal, lines come from stdin."""
     from draftwood.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, seed=seed)
@@ -181,13 +181,13 @@ def calibrate(
     drafter: Drafter = None,
     max_width: Annotated[int, typer.Option(min=2, help="Most tokens of one verification.")] = 256,
     contexts: Annotated[str, typer.Option(help="Context lengths, comma-separated.")] = "0,512,1024,2048",
-    out: Annotated[Path | None, typer.Option(help="File to write; else where caddtree finds it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; without it, where caddtree looks for it.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     target_path: TargetPath = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Measure what verifying costs here, beforehand: the offline profile that caddtree decides with."""
+    """Measure in advance what verifying costs on this machine: the offline profile that caddtree decides with."""
     lengths = parse_contexts(contexts)
     from draftwood.cli_show import counting
     from draftwood.offline import calibrate_engine, offline_file

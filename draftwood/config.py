@@ -12,11 +12,11 @@ from pathlib import Path
 class Config:
     """Settings that are not a flag. Hugging Face's own variables (HF_HOME, HF_TOKEN …) stay its own."""
 
-    home: Path  # everything draftwood may write without being told to; safe to delete
+    home: Path  # folder of everything that draftwood writes unasked; safe to delete
     compile: bool = True  # whether small CPU operators may be compiled by the C compiler that is at hand
-    processes: int = 1  # that torchrun started together
-    rank: int = 0  # of this one among them
-    local_rank: int = 0  # of this one among those on this machine
+    processes: int = 1  # processes that torchrun started together
+    rank: int = 0  # number of this process among them, from 0 on
+    local_rank: int = 0  # its number among those on this machine
 
     @property
     def models(self) -> Path:
@@ -37,8 +37,8 @@ class Config:
 def config(environ: Mapping[str, str] | None = None) -> Config:
     """Read the environment.
 
-    DRAFTWOOD_HOME, else XDG_CACHE_HOME/draftwood, else ~/.cache/draftwood; DRAFTWOOD_COMPILE=0 compiles nothing.
-    What torchrun sets (WORLD_SIZE, RANK, LOCAL_RANK) counts where it sets TORCHELASTIC_RUN_ID, too.
+    The cache folder is DRAFTWOOD_HOME, else XDG_CACHE_HOME/draftwood, else ~/.cache/draftwood. With DRAFTWOOD_COMPILE=0
+    nothing is compiled. What torchrun sets (WORLD_SIZE, RANK, LOCAL_RANK) is read only if TORCHELASTIC_RUN_ID is set.
     """
     env = os.environ if environ is None else environ
     torchrun = env if "TORCHELASTIC_RUN_ID" in env else {}
@@ -52,20 +52,20 @@ def config(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def compiles(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether operators may be compiled; asked some ten times a round, where reading all of it would count."""
+    """Whether operators may be compiled. It is asked some ten times a round, so it reads this one variable alone."""
     env = os.environ if environ is None else environ
     return env.get("DRAFTWOOD_COMPILE") != "0"
 
 
 def deployed(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What `draftwood.serve_ray:app` is built with: DRAFTWOOD_SERVE_NUM_REPLICAS=2 gives `{"num_replicas": "2"}`."""
+    """The settings of `draftwood.serve_ray:app`: DRAFTWOOD_SERVE_NUM_REPLICAS=2 gives `{"num_replicas": "2"}`."""
     env = os.environ if environ is None else environ
     prefix = "DRAFTWOOD_SERVE_"
     return {name.removeprefix(prefix).lower(): value for name, value in env.items() if name.startswith(prefix)}
 
 
 def ray_address() -> str | None:
-    """The cluster that Ray will join: its own RAY_ADDRESS, which counts where it is not empty."""
+    """The cluster that Ray will join, by Ray's own RAY_ADDRESS; None if that is unset or empty."""
     return os.environ.get("RAY_ADDRESS") or None
 
 
