@@ -1,7 +1,7 @@
-"""Who is drafted for in a round, and how much of each tree is verified: policies, asked with this round's prices.
+"""Which requests are drafted for in a round, and how much of each tree is verified: policies decide at its prices.
 
-A lone request is asked about alone. In a batch, requests whose policy can decide for several at once (`Joint`) are
-its business together, beside the trees of the others.
+A lone request's policy decides for it alone. In a batch, a policy that can decide for several requests at once
+(`Joint`) decides for all of its requests together, beside the trees of the others.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from draftwood.rounds import Rounds
 from draftwood.tree import Floats, Tree, root_only
 
 MOST_TOGETHER = 1024  # nodes of all requests in one round
-# Tokens behind which a lone request that rests is asked anew, and rounds behind which several are: to ask each time
-# would take half a percent longer, or two.
+# While a request rests without drafts, its policy is asked again after so many tokens; while several rest together,
+# after so many rounds. To ask every time would take half a percent longer, or two percent.
 ASKED = 4
-ALIKE, KEPT = 8, 7  # choices of a lone request that came out alike, and rounds that then do without another one
-# Rounds that a lone request goes on to draft unasked, for what it gains over plain rounds, and the most: where drafting
-# wins much, asking takes longer than could be won by it.
+ALIKE, KEPT = 8, 7  # equal choices in a row of a lone request, and the rounds that then keep the last one
+# Rounds that a lone request goes on to draft before its policy is asked again, per unit of gain over plain rounds, and
+# the most: where drafting gains much, asking takes longer than it could save.
 UNASKED, MOST_UNASKED = 12.0, 15
 
 
@@ -34,12 +34,12 @@ class Load:
     """What shares the forward of a round."""
 
     writing: Sequence[Request]  # those that write: each has a root, and perhaps a tree
-    requests: int  # all of them, those that read their prompts included
-    read: int  # tokens of prompts
+    requests: int  # how many in all, including those that still read their prompts
+    read: int  # prompt tokens
 
     @property
     def beside(self) -> int:
-        """Roots beside that of any one request."""
+        """How many roots of other requests a request has beside its own."""
         return max(len(self.writing) - 1, 0)
 
     @property
@@ -48,7 +48,7 @@ class Load:
 
     @property
     def groups(self) -> dict[Joint, list[int]]:
-        """Places of requests that compete under one policy. A lone request does not."""
+        """Indices of the requests that compete under each joint policy. A lone request competes with none."""
         groups: dict[Joint, list[int]] = {}
         for i, request in enumerate(self.writing if len(self.writing) > 1 else ()):
             if isinstance(request.policy, Joint):
@@ -56,7 +56,7 @@ class Load:
         return groups
 
     def most(self, policy: Policy) -> int:
-        """Nodes that a round may verify under a policy: of all requests together, where it decides for them."""
+        """Most nodes that a round may verify under a policy: for all requests together where the policy is joint."""
         several = len(self.writing) if isinstance(policy, Joint) else 1
         return max(policy.n_max, min(several * policy.n_max, MOST_TOGETHER))
 
@@ -67,27 +67,28 @@ class Chooser:
     def __init__(
         self, rounds: Rounds, drafts: bool, latency_of: Callable[[int], LatencyModel], offline: ConvexCosts | None
     ) -> None:
-        """As for `Batch`."""
+        """The arguments are those of `Batch`."""
         self._rounds, self._has_drafter, self._latency_of, self._offline = rounds, drafts, latency_of, offline
         self._idle: dict[Joint, int] = {}  # rounds since all requests of a policy were drafted for
-        self._resting: dict[Joint, _Resting] = {}  # those of which none was when it was asked last
-        self._rests = False  # a lone request whose policy wanted no draft when it was asked last
-        self._looks = False  # it wants one in hope, and the next one is asked for before it is known what came of it
-        self._settled = 0  # rounds that a lone request goes on to draft before it is asked
+        self._resting: dict[Joint, _Resting] = {}  # requests of a policy that last chose to draft for none of them
+        self._rests = False  # whether a lone request's policy last wanted no draft
+        # Whether it wanted a draft that is not expected to pay, and will be asked again before that draft's outcome.
+        self._looks = False
+        self._settled = 0  # rounds that a lone request goes on to draft before its policy is asked
         self._chosen: _Chosen | None = None  # for a lone request
         self._chances = quickest()
 
     def costs(self, load: Load) -> dict[Policy, Costs]:
-        """For each policy what a request's tree costs beside the others' roots and chunks of prompts."""
+        """For each policy, the costs of a request's tree beside the others' roots and chunks of prompts."""
         policies = {request.policy for request in load.writing}
         costs = {policy: self._price(policy, load.most(policy), load, load.beside) for policy in policies}
-        if len(load.writing) == 1 < load.requests:  # readers beside it are not drafted for
+        if len(load.writing) == 1 < load.requests:  # requests that read their prompts are not drafted for
             draft_s = self.draft_s(1, load.context)
             return {policy: replace(price, draft_s=draft_s) for policy, price in costs.items()}
         return costs
 
     def _price(self, policy: Policy, n_max: int, load: Load, beside: int) -> Costs:
-        # Those that read take part: the model of as many writers alone hardly ever learns in a batch that stays full.
+        # Requests that read count, too: in a batch that stays full, the model for the writing ones hardly ever learns.
         widths, latency, requests = self._rounds.widths, self._latency_of(load.requests), len(load.writing)
         if policy.convex and self._offline:
             prices = self._offline.costs(n_max + beside + load.read, load.context)
@@ -96,10 +97,10 @@ class Chooser:
             prices = latency.costs(n_max + beside + load.read, load.context)
             return prices.beside(beside, requests, load.read)
         costs = latency.costs(widths[-1] - 1, load.context)
-        return costs if policy.convex else costs.stepped(widths)  # a step would look to it like the end
+        return costs if policy.convex else costs.stepped(widths)  # which would stop at the first step
 
     def drafts(self, load: Load, costs: Mapping[Policy, Costs]) -> list[bool]:
-        """For whom to run the drafter: for all together where the policy can decide so, else one by one."""
+        """Whether to run the drafter for each request. A joint policy decides for all of its requests together."""
         writing, groups, able = load.writing, load.groups, self.able(load.writing)
         drafts = list(able)
         for i, request in enumerate(writing):
@@ -118,7 +119,7 @@ class Chooser:
     def _together(
         self, policy: Joint, requests: Sequence[Request], load: Load, costs: Mapping[Policy, Costs]
     ) -> list[bool]:
-        """For whom of these a policy drafts; it is not asked in every round in which the same ones rest."""
+        """For which of these requests a policy drafts. While the same ones rest, it is not asked in every round."""
         rest = self._resting.get(policy)
         if rest and rest.requests == requests and rest.rounds < ASKED:
             rest.rounds += 1
@@ -133,13 +134,13 @@ class Chooser:
         return chosen
 
     def able(self, writing: Sequence[Request]) -> list[bool]:
-        """Who may be drafted for at all."""
+        """Which requests may be drafted for at all."""
         return [self._has_drafter and request.policy.n_max > 0 and request.remaining > 1 for request in writing]
 
     def _wants(self, request: Request, costs: Costs, alone: bool) -> bool:
-        """What a request's own policy says, which is not asked in every round of one that is alone."""
+        """Whether a request's own policy wants a draft. Of a lone request it is not asked in every round."""
         written = len(request.sampler.tokens) - request.prompt
-        if alone and self._rests and written % ASKED != 1:  # an answer's first round asks
+        if alone and self._rests and written % ASKED != 1:  # the first round of an answer asks
             return False
         if self._looks:
             self._looks = False
@@ -159,11 +160,11 @@ class Chooser:
         return self._latency_of(requests).draft_s(context) if requests else 0.0
 
     def position_s(self, requests: int, context: int) -> float:
-        """Seconds that one more position takes in each draft, where so many requests are drafted for."""
+        """Seconds that one more position takes in each draft when so many requests are drafted for."""
         return self._latency_of(requests).position_s(context) / requests if requests else 0.0
 
     def choose(self, load: Load, proposed: Sequence[Proposal | None], costs: Mapping[Policy, Costs]) -> list[Tree]:
-        """What to verify of each request's tree: for all together where the policy can, else one by one."""
+        """The part of each request's tree to verify. A joint policy chooses for all of its requests together."""
         writing = load.writing
         trees = [
             proposal.tree if proposal else root_only(request.root)
@@ -185,9 +186,9 @@ class Chooser:
         ]
         drafted = ran(proposed)
         for policy, members in groups.items():
-            own = writing[members[0]].policy  # the same, as what it is beside being joint
+            own = writing[members[0]].policy  # the same object, typed as a `Policy`
             price = costs[own]
-            if any(sizes):  # nodes of others, beside which these will be
+            if any(sizes):  # nodes of other policies' requests, which share the forward
                 price = self._price(own, load.most(own), load, load.beside + sum(sizes))
             price = replace(price, draft_s=self.draft_s(drafted, load.context))
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
@@ -195,8 +196,8 @@ class Chooser:
         return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
 
     def _mass(self, request: Request, tree: Tree, alone: bool) -> Floats:
-        """What the request's policy is told of a tree's nodes: for one alone with hope, which in a batch the others
-        pay."""
+        """The masses of a tree's nodes that the request's policy sees. They are optimistic unless requests compete, for
+        then the others would pay for optimism."""
         mass, model = tree.mass[1:], request.acceptance if alone else request.own
         if not len(tree) or not request.policy.calibrated:
             return mass
@@ -208,17 +209,17 @@ class _Resting:
     """Requests of one policy that rest together."""
 
     requests: Sequence[Request]
-    rounds: int = 1  # since it was asked about them, that one included
+    rounds: int = 1  # since the policy was asked about them, that one included
 
 
 @dataclass(slots=True, eq=False)
 class _Chosen:
-    """Choices that came out alike for so long that the next ones will: choosing takes half a percent of a round."""
+    """Keeps a choice that was the same for several rounds, because choosing takes half a percent of a round."""
 
     request: Request
     n: int = -1
     alike: int = 0
-    kept: int = 0  # rounds for which the last one still holds
+    kept: int = 0  # rounds for which the last choice still holds
 
     def __call__(self, choose: Callable[[], int]) -> int:
         if self.kept:

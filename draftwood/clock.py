@@ -10,10 +10,10 @@ from draftwood.trace import AUX
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by verb of one round."""
+    """The seconds of one round, by verb."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    # Of what the host does, what the round was longer for, where a device works meanwhile; None: all of it.
+    # Where a device works meanwhile: by how many seconds the host's work made the round longer. None: by all of them.
     exposed: float | None = None
 
     def __call__(self, verb: str) -> Lap:
@@ -24,7 +24,7 @@ class Clock:
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
     def close(self) -> None:
-        """The host's verbs share what was exposed of them, so that all verbs together are the round."""
+        """Let the host's verbs share the seconds that were exposed, so that all verbs add up to the round."""
         if self.exposed is not None:
             laps = {verb: self.seconds[verb] for verb in AUX if verb in self.seconds}
             share = self.exposed / sum(laps.values())
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Lap:
-    """One stretch of a verb. Not a generator, whose context takes three times as long: a round has some eight."""
+    """One timed stretch of a verb. A round has some eight, and a generator's context would take three times as long."""
 
     clock: Clock
     verb: str

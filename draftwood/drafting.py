@@ -1,4 +1,4 @@
-"""A drafter at work on the host: what it is asked for, what is made of its drafts, and what it hears of the texts."""
+"""A drafter at work on the host: what it is asked for, how its drafts become trees, and what it learns of the texts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Committed = tuple[list[int], Tensor | None]  # tokens and their taps
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A tree below a request's root, and for the record what it was grown from, or itself."""
+    """A tree below a request's root, and what the record keeps of the draft."""
 
     tree: Tree
     draft: Lattice | Tree
-    # That the drafter was asked for, where a forward takes the longer the more these are; 0: it did not run.
+    # Positions that the drafter was asked for, if more of them make its forward longer; 0: it did not run.
     positions: int | None = None
-    faint: float = 0.0  # of the draft, if it was conditional: no chain of it goes below
+    faint: float = 0.0  # of a conditional draft: the mass below which none of its chains goes
 
     @property
     def asked(self) -> bool:
@@ -54,8 +54,8 @@ class Drafting:
         self._drafter, self._target = drafter, target
         self._learner = drafter if isinstance(drafter, base.Learner) else None
         self._states: dict[Request, Any] = {}
-        self._untold: dict[Request, list[Committed]] = {}  # to the drafter, which hears of it when it drafts
-        self._drafted: set[Request] = set()  # in this round
+        self._untold: dict[Request, list[Committed]] = {}  # committed, but not yet read by the drafter
+        self._drafted: set[Request] = set()  # requests that this round drafted for
         self._vocab = target.vocab_size
         self._deepens = drafter.work(0).flops > 0
 
@@ -63,7 +63,7 @@ class Drafting:
         self._states[request] = state
 
     def leave(self, request: Request) -> Any:
-        """The request's state, which knows all that was committed."""
+        """Remove a request; returns the drafter's state, which has then read all committed tokens."""
         self._tell(request)
         return self._states.pop(request)
 
@@ -79,7 +79,7 @@ class Drafting:
         asks = list(map(self._asks, asked))
         found = self._drafter.draft(asks)
         positions = [self._positions(ask, draft) for ask, draft in zip(asks, found, strict=True)]
-        # What only the text's own memory drafted took no draft's time, by which others would be priced.
+        # Seconds count as "draft" only if a drafter ran: the price of drafts is learned from them.
         clock.add("draft" if any(at != 0 for at in positions) else "grow", time.perf_counter() - start)
         with clock("grow"):
             found = [foreseen(d, ask.ahead) if ask.ahead else d for d, ask in zip(found, asks, strict=True)]
@@ -90,7 +90,7 @@ class Drafting:
         return [next(proposals) if drafted else None for drafted in drafts]
 
     def commit(self, part: Part, nodes: Sequence[int], taps: Tensor | None, start: int) -> None:
-        """Some nodes of a part were committed; `taps` are the whole forward's, and the part's begin at `start`."""
+        """Take in committed nodes of a part; `taps` are the whole forward's, and the part's begin at `start`."""
         untold, tokens = self._untold.setdefault(part.request, []), part.tree.tokens.tolist()
         untold.append(([tokens[node] for node in nodes], _taps_of(taps, start, nodes)))
         if part.known or self._drafted or len(untold) == MOST_UNTOLD:  # beside drafts, taps are a part of many
@@ -98,16 +98,16 @@ class Drafting:
 
     @property
     def listens(self) -> bool:
-        """Whether the drafter has any use for what the target says in this round."""
+        """Whether the drafter wants to learn from the target's logits of this round."""
         return self._learner is not None and self._learner.listens
 
     def learn(self, parts: Sequence[Part], verdicts: Sequence[Verdict | None], logits: Tensor) -> None:
-        """What the target said, in `logits` of the parts one behind the other; of known text there is one row."""
+        """Teach the drafter the target's `logits` of all parts, one behind the other; known text has one row."""
         assert self._learner is not None
         tokens, rows = _committed(parts, verdicts, self._drafted)
         if tokens:
             first, end = rows[0], rows[-1] + 1
-            whole = rows == list(range(first, end))  # mostly, and then nothing need be copied
+            whole = rows == list(range(first, end))  # the usual case, in which nothing need be copied
             self._learner.learn(tokens, logits[first:end] if whole else logits[rows])
 
     def _positions(self, ask: base.Request, draft: Draft) -> int | None:
@@ -152,12 +152,13 @@ class Drafting:
 
 
 def grown(request: Request, draft: Draft) -> Tree:
-    """What a request's policy makes of a draft."""
+    """The tree that a request's policy grows from a draft."""
     return limits.grown(request.policy, request.acceptance, draft, request.root, request.remaining)
 
 
 def _recorded(draft: Draft, tree: Tree) -> Lattice | Tree:
-    """A lattice's likeliest candidates, copied so that the others can go; of anything else what was grown from it."""
+    """What the record keeps: a lattice's likeliest candidates, copied so that the rest can be freed, or else the
+    tree."""
     if not isinstance(draft, Lattice):
         return tree
     return Lattice(draft.tokens[:, : limits.RECORDED].copy(), draft.logp[:, : limits.RECORDED].copy())
@@ -168,7 +169,7 @@ def _faint(draft: Draft) -> float:
 
 
 def _taps_of(taps: Tensor | None, start: int, nodes: Sequence[int]) -> Tensor | None:
-    """Of some nodes of the part whose taps begin at `start`; of all of it where these are a range."""
+    """The taps of some nodes of the part whose taps begin at `start`; a range of nodes is the whole part."""
     if taps is None or len(nodes) == taps.shape[0]:
         return taps
     if isinstance(nodes, range):
@@ -179,10 +180,10 @@ def _taps_of(taps: Tensor | None, start: int, nodes: Sequence[int]) -> Tensor | 
 def _committed(
     parts: Sequence[Part], verdicts: Sequence[Verdict | None], drafted: Container[Request]
 ) -> tuple[list[int], list[int]]:
-    """Committed tokens that logits were computed for, and their rows: what a drafter may learn from.
+    """Committed tokens that have logits, and the rows of these: what a drafter may learn from.
 
-    The softmax of a whole tree's rows would take as long as growing it. Rounds without a draft pay for none: plain
-    decoding asks for none, and where drafting does not pay, learning for it does not either.
+    The softmax of all rows of a tree would take as long as growing it. Requests without a draft are left out: plain
+    decoding needs no drafter, and where drafting does not pay, learning for it does not either.
     """
     tokens: list[int] = []
     rows: list[int] = []
