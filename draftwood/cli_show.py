@@ -21,19 +21,19 @@ STYLES = {"draft": "green", "bonus": "bold"}
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where the text goes, and whether anybody sees it there."""
+    """Where the text goes, and whether it is shown at all."""
 
     console: Console
     shows_text: bool
 
     @classmethod
     def of(cls, stdout_taken: bool) -> Screen:
-        """Stdout; if that is taken by JSON, a terminal on stderr."""
+        """Stdout; if JSON takes that, stderr, which shows text only in a terminal."""
         console = Console(stderr=stdout_taken, highlight=False)
         return cls(console, console.is_terminal or not stdout_taken)
 
     def write(self, piece: Piece) -> None:
-        """Coloured in a terminal, otherwise exactly the text."""
+        """Write a piece: coloured in a terminal, otherwise exactly its text."""
         if not self.shows_text:
             return
         if self.console.is_terminal:
@@ -107,13 +107,13 @@ def draw(tree: Tree | None, accepted: Collection[int], bonus: int | None, tokeni
 
 
 def spelled(tokenizer: Any, token: int) -> str:
-    """A token's text in quotes, blanks and line breaks visible."""
+    """A token's text in quotes, with blanks and line breaks visible."""
     return repr(tokenizer.decode([int(token)]))
 
 
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar in a terminal's stderr, moved by calling what it yields with (done, of)."""
+    """A progress bar on stderr, if that is a terminal. It moves when what this yields is called with (done, of)."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label)

@@ -1,4 +1,4 @@
-"""What Linux's control groups leave to this process: a container's limits, or those of a service. Versions 1 and 2."""
+"""What Linux's control groups, versions 1 and 2, allow this process: the limits of a container or of a service."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ UNLIMITED = 2**62  # bytes: how version 1 says that there is no limit
 
 
 def cores() -> float:
-    """How many cores' time may be taken."""
+    """How much processor time this process may use, in cores."""
     return min(map(_cores, _groups("cpu")), default=inf)
 
 
 def memory() -> int | None:
-    """Bytes that may be had in all; None without a limit."""
+    """The limit on memory in bytes; None without one."""
     return min((limit for limit, _ in _memories()), default=None)
 
 
 def free_memory() -> int | None:
-    """Bytes that limits leave, the page cache not counted as used; None without a limit."""
+    """Bytes that the limits leave, where the page cache does not count as used; None without a limit."""
     return min((free for _, free in _memories()), default=None)
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of the groups that this process is in, from its own outwards; a container may not see its own."""
+    """Folders of the groups that contain this process, from the innermost out; a container may not see its own."""
     with contextlib.suppress(OSError, ValueError):
         for line in OWN.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -52,7 +52,7 @@ def _cores(group: Path) -> float:
 
 
 def _memories() -> Iterator[tuple[int, int]]:
-    """Limit and what is left of it, of each group that has one."""
+    """(limit, what is left of it) of each group that has a limit, in bytes."""
     for group in _groups("memory"):
         for limit, use, cache in MEMORY:
             with contextlib.suppress(OSError, ValueError, KeyError):

@@ -1,7 +1,7 @@
-"""How many threads compiled steps take: as many as other programs leave cores for.
+"""How many threads compiled steps use: no more than other programs leave cores for.
 
-Threads wait for each other some 200 times a token, and long for one whose core is somebody else's just then: beside one
-busy program two threads on two cores lose two thirds of their speed, where a single thread would lose nothing.
+Threads wait for each other some 200 times a token, and they wait long for one whose core another program uses just
+then. Beside one busy program, two threads on two cores lose two thirds of their speed; a single one would lose nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 
 from draftwood import container
 
-EVERY_S = 1.0  # between readings: bursts shorter than that cost less than a thread does
-ENOUGH = 0.4  # of a core is worth a thread, as the scheduler shares one
-STAT = Path("/proc/stat")  # where Linux tells what cores did
+EVERY_S = 1.0  # between readings: bursts shorter than that cost less than a thread less
+ENOUGH = 0.4  # share of a core that is worth a thread, given how the scheduler shares cores
+STAT = Path("/proc/stat")  # where Linux counts what cores did
 USER, NICE, SYSTEM, IRQ, SOFT_IRQ, STEAL = 1, 2, 3, 6, 7, 8  # ticks of a core there, by what they went to
 
 
 def threads() -> int:
-    """How many threads a step takes now: PyTorch's, as far as cores are free for them."""
+    """How many threads a step uses now: PyTorch's number, or fewer if not enough cores are free."""
     most = torch.get_num_threads()
     return most if most == 1 else fitting(most, load().free())
 
@@ -44,13 +44,13 @@ def load() -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What others have had of this process's cores until now, in seconds."""
+    """The seconds that others have used of this process's cores until some time."""
 
     at: float
     taken: float
 
     def taken_since(self, before: Reading) -> float:
-        """Cores, in the mean."""
+        """How many cores others used between the two readings, on average."""
         return max(0.0, self.taken - before.taken) / (self.at - before.at)
 
 
@@ -59,7 +59,7 @@ def read() -> Reading:
 
 
 class Load:
-    """What others leave of the cores, read once a second while somebody asks."""
+    """What others leave of the cores, read once a second at most, and only when asked."""
 
     def __init__(self) -> None:
         self._first = self._latest = read()
@@ -67,30 +67,30 @@ class Load:
 
     def free(self) -> float:
         """Cores that this process could have had to itself since the last reading."""
-        latest = self._latest  # which another thread may replace meanwhile
+        latest = self._latest  # another thread may replace it meanwhile
         if time.monotonic() - latest.at >= EVERY_S:
             self._latest = now = read()
             self._free = min(container.cores(), usable() - now.taken_since(latest))
         return self._free
 
     def others(self) -> float | None:
-        """Cores that others have taken in the mean since the first reading; None where the system does not tell, and in
-        the first second."""
+        """Cores that others have used on average since the first reading; None in the first second, and where the
+        system does not tell."""
         now = read()
         told = sys.platform == "linux" and now.at - self._first.at >= EVERY_S
         return now.taken_since(self._first) if told else None
 
 
 def usable() -> int:
-    """Cores that this process may run on, where the system tells, else all."""
+    """How many cores this process may run on; all of them where the system does not tell."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def taken_s() -> float:
-    """Seconds that others have taken of the cores that this process may run on, since some beginning; 0 where the
+    """Seconds that others have used of the cores that this process may run on, since some fixed time; 0 where the
     system does not tell.
 
-    What yields to this process, being nicer, takes a core only while nobody else wants it.
+    Programs of low priority (nice) count only if this process has a low one, too: otherwise they yield to it.
     """
     if sys.platform != "linux":
         return 0.0

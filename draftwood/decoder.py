@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from draftwood.rotary import rotate
 
-# Rotated queries [N, H, D], rotated keys [N, G, D] and values [N, G, D] of N tokens -> what they saw, [N, H * D]
+# Rotated queries [N, H, D], rotated keys [N, G, D] and values [N, G, D] of N tokens -> attention's output [N, H * D]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which keys tokens see in a layer: less than `window` positions away; none ahead if causal."""
+    """Which keys tokens see in a layer: those less than `window` positions away, and none ahead if causal."""
 
     window: int | None
     causal: bool

@@ -24,7 +24,7 @@ POLICIES = ("dflash", "ddtree:8", "caddtree", "bastion")
 
 @dataclass(slots=True)
 class Lane:
-    """One answer on its way, and the time it has used by itself."""
+    """One answer on its way, and the time that it alone has used."""
 
     title: str
     stream: Stream
@@ -40,7 +40,7 @@ class Lane:
         return cls(title, stream, iter(stream))
 
     def advance(self) -> None:
-        """Take one more piece; a round's time falls on its first piece."""
+        """Take one more piece; the time of a round counts for its first piece."""
         start = time.perf_counter()
         piece = next(self.pieces, None)
         self.seconds += time.perf_counter() - start
@@ -60,7 +60,7 @@ def run_demo(llm: LLM, limit: int, max_new_tokens: int) -> None:
     """Show `limit` prompts of the packaged set, then measure both baselines and POLICIES on them."""
     console = Console(highlight=False)
     prompts = load_prompts([], limit)
-    for policy in (LEFT, RIGHT):  # first calls allocate and page in: not the fault of whoever comes first
+    for policy in (LEFT, RIGHT):  # first calls allocate and page in, which would count for the first lane alone
         llm.generate(prompts[0].turns[0], max_new_tokens=4, policy=policy)
     for prompt in prompts:
         console.print(Text(f"\n{prompt.turns[0]}\n", "italic"))
@@ -72,7 +72,7 @@ def run_demo(llm: LLM, limit: int, max_new_tokens: int) -> None:
 
 
 def race(lanes: list[Lane]) -> Iterator[None]:
-    """Advance whichever lane has used less time, so that two that share a machine progress as if alone."""
+    """Advance the lane that has used less time, so that two lanes on one machine progress as if each were alone."""
     while running := [lane for lane in lanes if not lane.done]:
         min(running, key=lambda lane: lane.seconds).advance()
         yield
@@ -92,7 +92,7 @@ def show_race(console: Console, lanes: list[Lane]) -> None:
 
 
 def side_by_side(console: Console, lanes: list[Lane]) -> Group:
-    """Equal columns, as high as the longer answer is now."""
+    """Columns of equal width, as high as the longer answer is now."""
     width = max(console.width // len(lanes) - 4, 10)
     rows = max(len(lane.text.wrap(console, width)) for lane in lanes)
     grid = Table.grid(expand=True)

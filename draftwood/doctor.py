@@ -67,9 +67,9 @@ class Report:
     device: str
     dtype: str
     reason: str
-    attention: dict[str, str | None]  # backends in order up to the chosen one: why it declines, None for that one
+    attention: dict[str, str | None]  # backends up to the chosen one, and why each declines; None for the chosen
     operators: str  # whether the lean path's CPU operators are compiled, or why not
-    threads: str | None  # how many steps have on a CPU, and whether fewer would be quicker just now
+    threads: str | None  # how many a step uses on a CPU, and whether fewer would be quicker just now
     machine: Machine
     needs: Needs | None  # None: the default model is not here yet and no other was named
     latency: dict[str, dict[str, list[float]]]  # learned profile: part of a round -> median and p90 relative error
@@ -117,14 +117,15 @@ def weight_bytes(name: str, dtype: torch.dtype) -> int:
     """Bytes of weights that one token reads, counted without loading them."""
     try:
         model = on_meta(AutoConfig.from_pretrained(name, trust_remote_code=False), dtype)
-    except Exception as error:  # whatever transformers raises for numbers that cannot be
+    except Exception as error:  # whatever transformers raises for impossible sizes
         raise BadModel(f"The configuration of {name} cannot be read: {first_line(error)}") from error
     stacked, share = experts(model)
     return forward_bytes(model) - round(stacked * (1 - share))
 
 
 def attention_backends(name: str | None, device: torch.device, dtype: torch.dtype) -> dict[str, str | None]:
-    """Which attention a model's layers would run in and why not an earlier one; heads of 64 if no model is named."""
+    """The attention backend that a model's layers would use, and why earlier ones decline; without a model, for heads
+    of 64."""
     if name is None:
         return attention.explain(device, dtype, 64)
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -135,7 +136,7 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
 
 def operators_state(device: torch.device, dtype: torch.dtype) -> str:
     built = operators() if device.type == "cpu" else None
-    if built is not None and built.library is None:  # which may be why another format was measured as the faster one
+    if built is not None and built.library is None:  # told for every format: another may be faster just for that
         return f"not compiled, PyTorch's are used: {built.reason}"
     if built is None or dtype != torch.bfloat16:
         return "not used: they are for bfloat16 on a CPU"
@@ -157,10 +158,10 @@ def changed(file: Path) -> float:
 
 
 def latency_lines(latency: Mapping[str, dict[str, list[float]]]) -> list[str]:
-    """The latest of what was learned: updates and other drafters leave many."""
+    """Lines about the latest learned profiles; updates and other drafters leave many more."""
     told = [error_line(name, errors) for name, errors in islice(latency.items(), LATEST)]
     rest = len(latency) - len(told)
-    return told + ([f"and of {rest} before: draftwood doctor --json"] if rest else [])
+    return told + ([f"and {rest} before these: draftwood doctor --json"] if rest else [])
 
 
 def error_line(name: str, errors: dict[str, list[float]]) -> str:
@@ -169,7 +170,7 @@ def error_line(name: str, errors: dict[str, list[float]]) -> str:
 
 
 def cache_line(home: str, cached: Sequence[str]) -> str:
-    """What is kept by name, and of profiles how many."""
+    """What the cache folder holds, by name; of profiles only how many."""
     kept = [entry for entry in cached if not entry.startswith("profiles/")]
     profiles = len(cached) - len(kept)
     return f"{home}: {', '.join([*kept, *([f'{profiles} profiles'] if profiles else [])]) or 'empty'}"
@@ -203,7 +204,7 @@ def show(report: Report) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in lines(report):
-        table.add_row(label, Text(value))  # as it is: brackets are no markup
+        table.add_row(label, Text(value))  # brackets in it are not markup
     Console(highlight=False).print(table)
 
 

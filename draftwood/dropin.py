@@ -3,10 +3,10 @@
     generate = draftwood.custom_generate(drafter="z-lab/Qwen3-8B-DFlash-b16")
     model.generate(**inputs, max_new_tokens=256, custom_generate=generate)
 
-transformers prepares its logits processors and stopping criteria as always. Temperature, top-k, top-p and min-p are
-draftwood's own parameters, all other processors are applied at every node of the tree along its path, so the output is
-what `generate` would give: the same tokens when greedy, the same distribution when sampling. transformers passes no
-streamer on to a custom decoding method; to stream, use `draftwood.load`.
+transformers prepares its logits processors and stopping criteria as always. Temperature, top-k, top-p and min-p become
+draftwood's own parameters; all other processors are applied at every node of the tree, to the path that leads to it. So
+the output is what `generate` would give: the same tokens when greedy, the same distribution when sampling. transformers
+passes no streamer on to a custom decoding method; to stream, use `draftwood.load`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ WARPERS = {  # the parameter that each of them has, in the order in which they a
     MinPLogitsWarper: "min_p",
 }
 HARMLESS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "logits_to_keep")
-COPIES = ("num_beams", "num_return_sequences")  # what makes a batch of one text
+COPIES = ("num_beams", "num_return_sequences")  # settings that make a batch of one text
 NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 class CustomGenerate:
-    """A decoding method for `generate`. Keeps the target, drafter and what was learned between calls."""
+    """A decoding method for `generate`. Between calls it keeps the target, the drafter and what was learned."""
 
     def __init__(self, drafter: registry.Named = registry.UNTRAINED, policy: str = "bastion") -> None:
         self._drafter_name = drafter
@@ -61,7 +61,7 @@ class CustomGenerate:
         generation_config: Any,
         **more: Any,
     ) -> Any:
-        """Called by `generate`. Returns `[1, T + new]`, or its output record if asked to."""
+        """Called by `generate`. Returns `[1, T + new]`, or `generate`'s output record if the config asks for it."""
         for name in COPIES:
             if (getattr(generation_config, name, None) or 1) > 1:
                 raise BadInput(f"draftwood writes one text, without a beam search; leave out {name}.")
@@ -121,7 +121,7 @@ def custom_generate(drafter: registry.Named = registry.UNTRAINED, policy: str = 
 
 
 def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
-    """Refuse what would change the text and is not used here, or is asked for and not given."""
+    """Refuse inputs that would change the text but are not used here, and outputs that are not given."""
     mask, cache = more.get("attention_mask"), more.get("past_key_values")
     if mask is not None and not bool(mask.all()):
         raise BadInput("draftwood does not read prompts with padding; leave out the tokens that attention_mask hides.")
@@ -129,14 +129,15 @@ def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
         raise BadInput("draftwood keeps its own cache; leave out past_key_values and give the whole text.")
     unused = [name for name, value in more.items() if isinstance(value, Tensor) and name not in HARMLESS]
     if unused:
-        raise BadInput(f"draftwood reads input_ids alone, not {', '.join(unused)}; use generate without it for these.")
+        raise BadInput(f"draftwood reads only input_ids, not {', '.join(unused)}; for these, use generate without it.")
     wanted = [name for name in NOT_GIVEN if getattr(config, name, None)]
     if wanted:
-        raise BadInput(f"draftwood gives the text alone; leave out {', '.join(wanted)}.")
+        raise BadInput(f"draftwood returns only the text; leave out {', '.join(wanted)}.")
 
 
 def drawing(processor: Any, samples: bool, device: torch.device) -> tuple[Sampling, Rule | None]:
-    """How to draw as `generate` would: by our own parameters where its processors are these, else by a rule of them."""
+    """How to draw as `generate` would: with draftwood's own parameters if they cover all of its processors, else with a
+    rule that applies the processors."""
     seed = int(torch.randint(2**62, (1,))) if samples else 0
     own = _own_parameters(processor)
     if own is not None and (samples or not own):
@@ -145,7 +146,7 @@ def drawing(processor: Any, samples: bool, device: torch.device) -> tuple[Sampli
 
 
 def _own_parameters(processor: Any) -> dict[str, float] | None:
-    """The parameters of `Sampling` that processors stand for, if in its order; None: they do something else."""
+    """The parameters of `Sampling` that the processors stand for; None if they do more, or in another order."""
     found: dict[str, float] = {}
     left = iter(WARPERS.items())
     for one in processor:
@@ -159,7 +160,7 @@ def _own_parameters(processor: Any) -> dict[str, float] | None:
 
 def _rule(processor: Any, device: torch.device) -> Rule:
     def apply(tokens: list[int], scores: Tensor) -> Tensor:
-        scores_there = scores[None].to(device, copy=True)  # where the prompt is; and some write into it
+        scores_there = scores[None].to(device, copy=True)  # where the prompt is; copied, since some write into it
         return processor(torch.tensor([tokens], device=device), scores_there)[0].to(scores.device)
 
     return apply
