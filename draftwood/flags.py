@@ -1,4 +1,4 @@
-"""Flags that several commands have, each said once."""
+"""Flags that several commands have, each defined once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Target = Annotated[
 Drafter = Annotated[
     list[str] | None,
     typer.Option(
-        help="Who guesses: shipped, ngram, a DFlash folder or name … or none; repeated or joined by +: together.",
+        help="Drafter: shipped, ngram, a DFlash folder or name … or none; for several, repeat it or join them by +.",
         callback=_drafter,
     ),
 ]
@@ -85,7 +85,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto, bfloat16, float16, float32 or float64.", callback=_dtype)]
 TargetPath = Annotated[str, typer.Option(help="How the target runs: auto, lean or universal.")]
 WidthInvariant = Annotated[
-    bool, typer.Option("--width-invariant", help="The same bits in bf16 on a GPU whatever is verified; slower.")
+    bool, typer.Option("--width-invariant", help="In bf16 on a GPU, the same bits whatever is verified; slower.")
 ]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's files.")
@@ -99,7 +99,7 @@ Json = Annotated[bool, typer.Option("--json", help="The last line of stdout is o
 Policies = Annotated[str, typer.Option(help="Comma-separated, as in generate --policy.", callback=_policies)]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(help="JSONL file or data set name; may be repeated; none: our own.", callback=_prompts),
+    typer.Option(help="JSONL file or data set name; may be repeated; without it, our own.", callback=_prompts),
 ]
 More = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Further prompt sets.", callback=_prompts)]
 
@@ -119,8 +119,10 @@ OneDrafter = Annotated[
 # Of commands that write many texts at once.
 MaxConcurrency = Annotated[int, typer.Option(help="Requests that are written at once.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer.")]
-KvTokens = Annotated[int | None, typer.Option(help="KV memory in tokens; else half of what is free.")]
-PrefixTokens = Annotated[int | None, typer.Option(help="Of these, for known prefixes; 0: keep none. Without it, half.")]
+KvTokens = Annotated[int | None, typer.Option(help="KV memory in tokens; without it, half of what is free.")]
+PrefixTokens = Annotated[
+    int | None, typer.Option(help="Of --kv-tokens, for known prefixes; 0: none; without it, half.")
+]
 
 
 def names(text: str) -> list[str]:
