@@ -1,4 +1,4 @@
-"""What a forward has to compute and to read, counted from a model's sizes alone: the latency prior's input."""
+"""What a forward has to compute and to read, counted from a model's sizes alone. The latency prior is made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftwood.latency import Work
 
-ATTENTION_LAUNCHES = 8  # of one more request in a layer
+ATTENTION_LAUNCHES = 8  # operators that one more request adds in a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +19,22 @@ class Footprint:
     layers: int
     kv_bytes: float  # of one token in the cache
     launches: int  # operators of one forward
-    expert_bytes: float = 0.0  # of the weights, those of experts, of which a token runs through `expert_share`
+    expert_bytes: float = 0.0  # part of `weight_bytes` that are experts'; a token runs through `expert_share` of it
     expert_share: float = 1.0
     attention_size: int = 0  # query heads × their width; 0, as in older traces: the hidden size
-    near_layers: int = 0  # that look back over a `window` of tokens alone; the cache holds the others for them, too
+    near_layers: int = 0  # layers that look back over a `window` of tokens alone; the cache keeps all others, too
     window: int = 0
 
     def work(self, n_tokens: int, context: int, requests: int = 1) -> Work:
         """What verifying `n_tokens` (roots included) of some requests, each behind `context` tokens, takes at least.
 
-        Of experts, each token is taken to choose its own, evenly.
+        Each token is assumed to choose its experts independently, each of them equally often.
         """
         near = min(context, self.window) * self.near_layers
-        seen = (near + context * (self.layers - self.near_layers)) / self.layers  # of the context, by a layer
+        seen = (near + context * (self.layers - self.near_layers)) / self.layers  # tokens of context, a layer's mean
         pairs = n_tokens * (seen + n_tokens / requests)  # a token sees its own request's
         attention = 4 * pairs * (self.attention_size or self.hidden_size) * self.layers
-        idle = self.expert_bytes * (1 - self.expert_share)  # of one token's forward
+        idle = self.expert_bytes * (1 - self.expert_share)  # experts that one token leaves out
         unread = self.expert_bytes * (1 - self.expert_share) ** n_tokens
         return Work(
             flops=2 * n_tokens * (self.weight_bytes - idle) / self.itemsize + attention,

@@ -1,7 +1,7 @@
 """Machines and models that are not here: a card's figures and a config's sizes, enough to price a round by roofline.
 
-What a card reaches is taken as a share of its data sheet, the same for all of them, and nothing here was measured:
-such prices rank policies and cards, they promise no tokens per second. A file with measured figures does better.
+Every card is assumed to reach the same share of its data sheet, and nothing here was measured. Such prices rank
+policies and cards; they promise no tokens per second. A file with measured figures does better.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftwood.policies.base import Costs
 
 REACHED_PEAK, REACHED_BANDWIDTH = 0.7, 0.8  # of the data sheet, by large products and long streams
 GRAPH_LAUNCH_S = 1.5e-6  # an operator inside a captured graph
-ROOFLINE = 1.0  # the shorter of arithmetic and traffic passes behind the longer
+ROOFLINE = 1.0  # overlap: all of the shorter of arithmetic and traffic is hidden behind the longer
 # Tokens of a verification, the root included, that get a graph of their own. The largest tree gets one too.
 CAPTURED = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -46,8 +46,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 MAY_LACK = ("head_dim", "num_key_value_heads", "sliding_window")  # the first two follow from the others then
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # as families call their number
-ALL_NEAR = ("mistral", "ministral", "phi3", "starcoder2")  # families all of whose layers slide where a window is set
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names for their number
+ALL_NEAR = ("mistral", "ministral", "phi3", "starcoder2")  # families in which a window, if set, is every layer's
 ITEMSIZE = 2  # bf16
 LAUNCHES_PER_LAYER = 20
 BLOCK, DRAFT_LAYERS, TAPS = 16, 5, 5  # of a DFlash drafter as published
@@ -69,7 +69,8 @@ class Modelled:
     widths: tuple[int, ...]
 
     def costs(self, n_max: int, context: int, positions: int | None = None) -> Costs:
-        """Of a block drafter: its forward takes as long for however many `positions`, where arithmetic is not short."""
+        """Costs with a block drafter, whose forward takes equally long for any number of `positions` while arithmetic
+        is plentiful."""
         if not self.widths or not n_max:
             return self.latency.costs(n_max, context)
         last = next((width for width in self.widths if width > n_max), 1 + n_max)
@@ -93,10 +94,10 @@ def hardware(name: str) -> Hardware:
         widths = tuple(sorted({int(width) for width in data.get("widths", ())}))
         overlap = float(data.get("overlap", ROOFLINE))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{name} is no machine ({error}); expected numbers for peak, bandwidth and launch_s.") from None
+        raise BadInput(f"{name} describes no machine ({error}); expected numbers: peak, bandwidth, launch_s.") from None
     figures = all(0 < figure < math.inf for figure in (peak, bandwidth, launch_s))  # JSON may say NaN and Infinity
     if not figures or min(widths, default=1) < 1 or not 0 <= overlap <= 1:
-        raise BadInput(f"{name} is no machine: its figures must be positive and finite, and overlap from 0 to 1.")
+        raise BadInput(f"{name} describes no machine: figures must be positive and finite, overlap from 0 to 1.")
     machine = Machine(str(data.get("name", Path(name).stem)), peak, bandwidth, launch_s, overlap)
     return Hardware(machine, widths)
 
@@ -127,7 +128,8 @@ def target_config(name: str) -> Mapping[str, Any]:
 
 
 def near_layers(config: Mapping[str, Any]) -> int | None:
-    """How many layers look back over `sliding_window` tokens alone, as transformers reads it; None: it is not told."""
+    """How many layers look back over `sliding_window` tokens only, as transformers reads the config; None if it does
+    not say."""
     layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return 0
@@ -135,12 +137,12 @@ def near_layers(config: Mapping[str, Any]) -> int | None:
         return kinds.count("sliding_attention")
     pattern: Any = config.get("sliding_window_pattern")
     if _counts(pattern):
-        return layers - layers // int(pattern)  # every so many sees all
+        return layers - layers // int(pattern)  # one in every `pattern` sees everything
     return layers if config.get("model_type") in ALL_NEAR else None
 
 
 def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint:
-    """A dense decoder of a config's sizes in bf16, its head included."""
+    """The footprint of a dense decoder with a config's sizes in bf16, head included."""
     near = near_layers(config) if layers is None else 0
     layers = layers or int(config["num_hidden_layers"])
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
@@ -155,7 +157,7 @@ def footprint(config: Mapping[str, Any], layers: int | None = None) -> Footprint
 
 
 def uncompiled(sizes: Footprint) -> Footprint:
-    """A recorded footprint where no forward is compiled: one that is launches no operators."""
+    """A recorded footprint as it would be without compiled forwards, which launch no operators."""
     return replace(sizes, launches=LAUNCHES_PER_LAYER * sizes.layers)
 
 
@@ -185,7 +187,7 @@ def _check_known(noun: str, name: str, names: list[str]) -> None:
 
 
 def _counts(value: object) -> bool:
-    """Whether it is a whole number of something; true is none."""
+    """Whether it is a whole number above 0; JSON's true is none."""
     return type(value) is int and value > 0
 
 
