@@ -97,7 +97,7 @@ class Chooser:
             prices = latency.costs(n_max + beside + load.read, load.context)
             return prices.beside(beside, requests, load.read)
         costs = latency.costs(widths[-1] - 1, load.context)
-        return costs if policy.convex else costs.stepped(widths)  # which would stop at the first step
+        return costs if policy.convex else costs.stepped(widths)  # a convex policy would stop at a step
 
     def drafts(self, load: Load, costs: Mapping[Policy, Costs]) -> list[bool]:
         """Whether to run the drafter for each request. A joint policy decides for all of its requests together."""

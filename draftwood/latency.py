@@ -1,6 +1,6 @@
 """How long a round takes: a prior from counted work, corrected by every round that runs.
 
-A prior alone is off by a factor on every machine; an average alone knows nothing about widths it has not run
+A prior alone is off by a factor on every machine; an average alone knows nothing about widths that have not run
 and does worse (BASTION, arXiv 2605.29727, ablation). So the prior gives the shape, and what is learned is the
 logarithm of observed over prior at a few widths (`curve.py`). Formulas: docs/latency-model.md.
 """
@@ -25,14 +25,16 @@ from draftwood.trace import Errors, Round, prediction_errors
 
 BUCKET = 64  # tokens of context that share one prior: their KV is small beside the weights
 
-PACE, FADE, LEAP = 0.35, 0.97, 0.1  # the pace follows and is forgotten within some thirty rounds; one moves it 0.035
-MOOD = 0.01  # how memory's speed drifts beside arithmetic's from round to round, in variances of one observation
+# The pace takes a share of each surprise, keeps a share of itself per round (it fades within some thirty) and counts a
+# surprise as at most LEAP, so one round moves it by 0.035.
+PACE, FADE, LEAP = 0.35, 0.97, 0.1
+MOOD = 0.01  # drift of memory's speed against arithmetic's from round to round, in variances of one observation
 ROUNDED = 4  # the roofline's corner: T⁴ = arithmetic⁴ + traffic⁴
 USUAL = 64  # tokens of the widest forwards between which a policy mostly chooses
-LATEST = 256  # rounds that `errors` looks at
-ROUTINE = 2.0  # drafts that must be known before those after a pause teach nothing
+LATEST = 256  # rounds that `errors` covers
+ROUTINE = 2.0  # drafts that must be known before a draft after a pause no longer teaches what drafts take
 MOST_KEPT = 256  # prices of rounds, predictions, priors and moods
-TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again
+TRIAL, MISFIT = 8, 0.4  # rounds after which a kept profile is dropped if it is off by half as much again (in logs)
 
 HOST_S = 3e-4  # a first guess of what the host spends on a round,
 HOST_PRIOR = HOST_S + 3e-6 * (WIDTHS - 1)  # and on each node
@@ -44,12 +46,12 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one forward must do at least."""
+    """The least that one forward must do."""
 
     flops: float
     bytes: float
     launches: int  # operator launches: the fixed cost that small forwards pay
-    shared: float = 0.0  # of a draft's bytes, those of weights that are the target's: they are in memory once
+    shared: float = 0.0  # of a draft's bytes, those of the target's weights, which are in memory once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,21 @@ class Machine:
     peak: float  # FLOP/s of a large matrix product
     bandwidth: float  # bytes/s of weights streaming through a matrix-vector product
     launch_s: float  # seconds of the smallest operator
-    overlap: float = 0.0  # of arithmetic and memory traffic, how much of the shorter passes behind the longer
+    overlap: float = 0.0  # share of the shorter of arithmetic and memory traffic that is hidden behind the longer
 
     def seconds(self, work: Work) -> float:
-        """Arithmetic, memory traffic and launches; with an `overlap` of 1 the roofline.
+        """Seconds of arithmetic, memory traffic and launches; with an `overlap` of 1 this is the roofline.
 
-        Without one it is a wary prior: a roofline promises that wide forwards cost nothing until arithmetic has caught
-        up with memory, and lures a policy there.
+        Without overlap it is a cautious prior: a roofline promises that wide forwards cost nothing until arithmetic has
+        caught up with memory, and would lure a policy there.
         """
         arithmetic, traffic = work.flops / self.peak, work.bytes / self.bandwidth
         return arithmetic + traffic - self.overlap * min(arithmetic, traffic) + work.launches * self.launch_s
 
     def waits(self, work: Work) -> float:
-        """For how much of its time a forward waits for memory, from 0 to 1: the elasticity of a rounded roofline.
+        """The share of its time, from 0 to 1, that a forward waits for memory: the elasticity of a rounded roofline.
 
-        Of a change of memory's speed its seconds take so much, of one of arithmetic's the rest.
+        If memory gets a percent slower, the seconds rise by this share of a percent; if arithmetic does, by the rest.
         """
         arithmetic, traffic = (work.flops / self.peak) ** ROUNDED, (work.bytes / self.bandwidth) ** ROUNDED
         return traffic / (traffic + arithmetic) if traffic + arithmetic else 1.0
@@ -82,7 +84,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """What was restored, as it was, and how far off it has been since."""
+    """A restored profile in its original state, and how far off that has been since."""
 
     kept: Learned
     errors: list[float] = field(default_factory=list)
@@ -122,7 +124,7 @@ class LatencyModel:
     def resembling(
         self, verify_work: Callable[[int, int], Work], draft_work: Callable[[int], Work] | None
     ) -> LatencyModel:
-        """A model of other work on this machine, which is likely to be as far from its prior; on trial."""
+        """A model of other work on this machine, assumed to be as far off its prior as this one; it starts on trial."""
         model = LatencyModel(self.machine, verify_work, draft_work)
         model._learned, model._warm, model._pace = self._learned.again(), set(self._warm), self._pace
         model._trial = _Trial(deepcopy(model._learned))
@@ -142,16 +144,17 @@ class LatencyModel:
         return Costs(plain_s, draft_s, host, verify, resume_s=resume_s, position_s=position_s)
 
     def draft_s(self, context: int) -> float:
-        """What a draft that goes on takes now."""
+        """Seconds that a draft takes now if the round before drafted, too."""
         return exp(self._pace) * self._draft_s(context)
 
     def position_s(self, context: int) -> float:
-        """What one more position of a draft takes now."""
+        """Seconds that one more position of a draft takes now."""
         return exp(self._pace) * self._draft_prior(context // BUCKET) * self._learned.position.value
 
     def predict(self, n: int, context: int, drafted: bool, padding: int = 0) -> Mapping[str, float]:
-        """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step else."""
-        like = n, context // BUCKET, drafted, padding  # as many rounds are, and few of them teach
+        """Expected seconds of each part of a round that verifies n nodes and runs `padding`; of a plain step if it was
+        not `drafted`."""
+        like = n, context // BUCKET, drafted, padding  # many rounds are alike, and few of them teach
         return _kept(self._predicted, like, lambda: self._predict(n, context, drafted, padding))
 
     def _predict(self, n: int, context: int, drafted: bool, padding: int) -> dict[str, float]:
@@ -163,14 +166,14 @@ class LatencyModel:
         return {"draft": self.draft_s(context), "verify": verify, "aux": pace * host}
 
     def observe(self, *rounds: Round, first: bool = False) -> None:
-        """Learn from where the seconds of a round went, or of several that are alike: in nodes, kind and reach.
+        """Learn from the seconds of a round, or of several that are alike in nodes, kind and reach of context.
 
-        A `first` one drafts where those before it did not. It catches up on the text since, in code that no cache holds
-        any more. Drafting on is cheaper, so it is learned apart.
+        A `first` one drafts where those before it did not. Its draft catches up on the text since, in code that no
+        cache holds any more. Later drafts are cheaper, so it is learned separately.
         """
         self._latest.extend(rounds)
         like, usually = rounds[0], exp(-self._pace)
-        warm = rounds[like.width not in self._warm :]  # a width's first forward makes kernels: no word on the next ones
+        warm = rounds[like.width not in self._warm :]  # a width's first forward makes kernels, unlike the next ones
         if warm and like.seconds.get("verify", 0.0) > 0:
             self._learn_verify(warm, usually)
         self._warm.add(like.width)
@@ -187,7 +190,7 @@ class LatencyModel:
         self._reprice()
 
     def observe_draft(self, seconds: float, context: int, first: bool = False, positions: int | None = None) -> None:
-        """Learn from a draft alone, of so many positions if that makes a difference."""
+        """Learn from a draft alone; `positions` is None if their number makes no difference."""
         usual = seconds * exp(-self._pace)
         error = log(usual / self._draft_s(context))
         if positions is not None and not first:
@@ -200,19 +203,19 @@ class LatencyModel:
         self._reprice()
 
     def _reprice(self) -> None:
-        """Forget what was worked out before it learned."""
+        """Forget the prices and predictions that were computed before it learned."""
         self._costs.clear()
         self._predicted.clear()
 
     def _teaches(self, context: int, first: bool) -> bool:
-        """Whether a draft says what drafting on takes."""
+        """Whether a draft teaches what drafts usually take: a `first` one does only while few others are known."""
         return not first or self._learned.draft_at(context).seen < ROUTINE
 
     def _learn_verify(self, rounds: Sequence[Round], usually: float) -> None:
-        """Split a surprise between this width, which keeps it, and the machine's pace, which fades.
+        """Split a surprise between this width, which keeps its part, and the machine's pace, which fades.
 
-        What is not well known has itself to blame. A machine that slows down for a while slows all widths: blaming the
-        one in use would send the policy to others until it had wronged them all.
+        A width that is not well known takes the surprise itself. But a machine that slows down for a while slows all
+        widths. If the one in use took the blame, the policy would go on to others, until all of them had been blamed.
         """
         like, times = rounds[0], len(rounds)
         seconds = usually * median(round.seconds["verify"] for round in rounds)
@@ -225,7 +228,7 @@ class LatencyModel:
                 self._judge(self._trial, round)
 
     def _judge(self, trial: _Trial, round: Round) -> None:
-        """Drop a restored profile that is far off as it was: of another load, clock or build."""
+        """Drop a restored profile whose original values are far off: it is of another load, clock or build."""
         kept = trial.kept.verify_at(round.context).seconds(self._verify_prior(round.context))
         trial.errors.append(abs(log(round.seconds["verify"] / seconds_at(round.width, kept))))
         if len(trial.errors) == TRIAL:
@@ -235,7 +238,7 @@ class LatencyModel:
 
     @property
     def seen(self) -> int:
-        """Rounds that it learned from lately."""
+        """How many of the latest rounds it learned from."""
         return len(self._latest)
 
     def errors(self) -> dict[str, Errors]:
@@ -261,7 +264,7 @@ class LatencyModel:
         return [self._verify_work(int(width), _middle(context // BUCKET)) for width in WIDTHS]
 
     def _verify_prior(self, context: int) -> Array:
-        """`[len(WIDTHS)]` seconds of the counted work."""
+        """`[len(WIDTHS)]` seconds of the counted work, by the machine's figures."""
         return _kept(self._priors, context // BUCKET, lambda: self._count(context))
 
     def _count(self, context: int) -> Array:
@@ -269,11 +272,12 @@ class LatencyModel:
         return seconds
 
     def _mood(self, context: int) -> Array:
-        """`[len(WIDTHS), len(WIDTHS)]` covariance that a round adds: memory, which others share, is quicker now and
-        slower then.
+        """`[len(WIDTHS), len(WIDTHS)]` covariance that a round adds, because memory, which others share, is faster at
+        some times than at others.
 
-        Forwards that wait for it follow each other, and others do not: who drafts all the time runs one plain step an
-        answer, and must be told by a few what narrower trees would take now. What all share is left to the pace.
+        Widths that wait for memory change together, others do not. A policy that always drafts runs one plain step an
+        answer, and these few steps must tell what narrower trees would take now. What all widths share is left to the
+        pace.
         """
         return _kept(self._moods, context // BUCKET, lambda: self._tilt(context))
 
@@ -299,9 +303,9 @@ class LatencyModel:
 
 
 def _kept(known: dict[K, V], key: K, work_out: Callable[[], V]) -> V:
-    """What was worked out before, if it was."""
+    """The value of a key, worked out when it is first asked for."""
     if key not in known:
-        if len(known) == MOST_KEPT:  # where nothing is learned for long
+        if len(known) == MOST_KEPT:  # nothing was learned for long, which would have cleared it
             known.clear()
         known[key] = work_out()
     return known[key]

@@ -1,4 +1,4 @@
-"""What a `LatencyModel` learns for long, by reach of context, saves and restores."""
+"""What a `LatencyModel` learns for long, by reach of context; it is saved and restored."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Learned:
     def __init__(self) -> None:
         self.verify: dict[int, Curve] = {}  # by reach of context
         self.draft: dict[int, Level] = {}
-        self.resume: dict[int, Level] = {}  # how much longer than that a draft after a pause takes
-        self.position = Slope()  # what one more position that the drafter is asked for takes, in drafts as counted
+        self.resume: dict[int, Level] = {}  # how much longer a draft after a pause takes than one without
+        self.position = Slope()  # what one more position of a draft takes, in priors of a draft
         self.host, self.plain_host = Curve(kind=HOST), Level()
 
     def verify_at(self, context: int) -> Curve:
@@ -33,7 +33,7 @@ class Learned:
         return _level_at(self.resume, context)
 
     def again(self) -> Learned:
-        """The same for what is like it and not the same: believed as little as a profile of another day."""
+        """A head start for something similar: the same, believed as little as a profile of another day."""
         learned = Learned()
         learned.verify = {at: Curve(curve) for at, curve in self.verify.items()}
         learned.draft = {at: level.again() for at, level in self.draft.items()}

@@ -20,7 +20,7 @@ class Asked:
 
 
 def asked(policy: Policy, known: AcceptanceModel, remaining: int) -> Asked:
-    """For a text of which `remaining` tokens are still to be written."""
+    """What to ask a drafter for, in a text of which `remaining` tokens are still to be written."""
     width, positions = policy.width, min(remaining - 1, policy.n_max)  # no tree of n nodes is deeper than n
     if policy.calibrated and known.depth is not None and known.width is not None:
         width, positions = min(width, max(known.width, RECORDED)), min(positions, known.depth)
@@ -28,7 +28,7 @@ def asked(policy: Policy, known: AcceptanceModel, remaining: int) -> Asked:
 
 
 def grown(policy: Policy, known: AcceptanceModel, draft: Draft, root: int, remaining: int) -> Tree:
-    """What the policy makes of a draft."""
+    """The tree that the policy grows from a draft."""
     limits = (known.faint, known.nodes) if policy.calibrated else ()
     # A node at depth d can only be emitted if d more tokens fit before the bonus token.
     return policy.grow(draft, root, *limits).up_to_depth(remaining - 1)
