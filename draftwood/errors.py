@@ -33,7 +33,7 @@ def nearest(found: str, valid: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of others says, as far as it fits into a sentence; its kind if it says nothing."""
+    """What another library's error says, as far as it fits into a sentence; the error's kind if it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 

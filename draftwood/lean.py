@@ -1,8 +1,8 @@
 """The lean path: the forward of dense Llama-shaped models as a short loop over their own, fused weights.
 
 transformers spends more time between the matrix products of a small model than in them. Here a layer is four
-products and about fifteen small operators, taps go straight into one buffer, and the head runs for the rows that
-need logits. Equal to the universal path up to rounding; models of any other shape are declined with a reason.
+products and about fifteen small operators, taps go straight into one buffer, and the head runs only for the rows that
+need logits. Results equal the universal path's up to rounding; models of any other shape are declined with a reason.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class Lean:
     name = "lean"
 
     def __init__(self, model: PreTrainedModel, pack: bool = False, invariant: bool = False) -> None:
-        """`pack` the weights for a CPU, projections of one input together: for models of our own.
+        """`pack` lays the weights out for a CPU, projections of one input together: for models that nobody else uses.
 
-        `invariant`: on a GPU, too, a token gets the same bits whatever is verified beside it. A CPU does that anyway.
+        With `invariant` a token gets the same bits on a GPU, too, whatever is verified beside it. On a CPU it always
+        does.
         """
         self.model, self._packed, self.invariant = model, pack, invariant
         config, decoder = model.config, model.model
@@ -90,7 +91,7 @@ class Lean:
         self._held = self._weights()
 
     def _weights(self) -> list[tuple[str, int]]:
-        """Where the model's weights are."""
+        """Names and addresses of the model's weights."""
         return [(name, weight.data_ptr()) for name, weight in self.model.named_parameters()]
 
     def _layer(self, block: Any) -> Layer:
@@ -110,7 +111,7 @@ class Lean:
         )
 
     def _qk_norm(self, attention: Any) -> Tensor | None:
-        """`[H + G, D]`, a row for each head (Qwen3): a copy, which does not follow what the model's owner trains."""
+        """`[H + G, D]`, a row for each head (Qwen3): a copy, which does not change when the model's owner trains."""
         if "q_norm" not in attention._modules:
             return None
         query, key = attention.q_norm.weight, attention.k_norm.weight
@@ -118,7 +119,7 @@ class Lean:
 
     @property
     def kind(self) -> str:
-        """What measured times belong to."""
+        """The kind of forward that measured times belong to."""
         return f"lean, compiled operators {self.native.built.version}" if isinstance(self.native, Native) else "lean"
 
     @property
@@ -132,7 +133,7 @@ class Lean:
         self._taps = {layer: place for place, layer in enumerate(dict.fromkeys(layers))}
 
     def attach(self) -> None:
-        """Nothing of the model is exchanged, but its owner may have moved or replaced its weights."""
+        """Catch up with the model's weights, which its owner may have moved or replaced; nothing of it is exchanged."""
         if self._packed:
             return
         reason = declines(self.model)
@@ -184,7 +185,7 @@ class Lean:
 
     @property
     def exact_cache(self) -> bool:
-        """On a CPU attention keeps a token's bits whatever is verified beside it, which takes an exact cache."""
+        """On a CPU attention gives a token the same bits whatever is verified beside it, which takes an exact cache."""
         return self.model.device.type == "cpu" and not isinstance(self.native, Native)
 
     def _attend(self, plan: Plan, cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -209,7 +210,8 @@ def uniform(layer: Layer) -> Layer:
 def window(model: PreTrainedModel, layer: int) -> int | None:
     """How many positions a layer looks back, itself included; None for all.
 
-    Layers of Qwen say it each, those of Mistral look back alike, and those of Llama do not ask, whatever a config says.
+    Each layer of Qwen has its own window, all layers of Mistral have the config's, and Llama has none, whatever its
+    config says.
     """
     attention = model.model.layers[layer].self_attn
     size: int | None = getattr(attention, "sliding_window", None)
