@@ -1,4 +1,4 @@
-"""Opinions about the next token, each by somebody who knows the path to it: what a pool is made of."""
+"""Experts, of which a pool is made: each gives opinions about the next token and knows the path to it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from draftwood.tree import Conditional, Tree
 from draftwood.trellis import Block
 
 SPOKEN = 16  # children of a conditional draft that count as its opinion
-DEPTHS = 8  # deeper opinions of a draft are of one kind
-LEVELS = 2  # the longest match speaks, and the next shorter one that occurred more often
-ANEW = 0.5  # occurrences that something new would have followed
-NEWS = 3.0  # occurrences that the most recent one counts for besides
-DOUBT = 2.0  # a match of m tokens is first believed m / (m + DOUBT)
-LONGEST = 12  # longer matches are no different,
-OFTEN = 3  # nor those that occurred more often
+DEPTHS = 8  # depths whose opinions are kinds of their own; deeper ones are all of one kind
+LEVELS = 2  # matches that give an opinion: the longest, and the next shorter one that occurred more often
+ANEW = 0.5  # occurrences that are reserved for a token that has not followed yet
+NEWS = 3.0  # further occurrences that the most recent one counts as
+DOUBT = 2.0  # the first share of a match of m tokens is m / (m + DOUBT)
+LONGEST = 12  # longer matches are all of one kind,
+OFTEN = 3  # and so are those that occurred more often
 KINDS = LEVELS, 1 + LONGEST, 1 + OFTEN, 2  # of matches: level, length, how often, and whether what followed agrees
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Some tokens' probabilities at a place, at most 1 together, and what this opinion's worth depends on."""
+    """Probabilities of some tokens at a place, at most 1 together, and the kind of opinion that this is."""
 
-    kind: tuple[Any, ...]  # whose it is, and what else its worth depends on: what is learned is learned of a kind
-    guess: float  # share that is believed before anything is learned
+    kind: tuple[Any, ...]  # the source, and what else its worth depends on: worth is learned for each kind
+    guess: float  # its share in the pool before anything is learned
     probs: dict[int, float]
 
 
 class Expert(Protocol):
-    """Somebody with opinions about paths. Its places are its own affair; None: it has lost the path."""
+    """Gives opinions about paths. Only it knows what its places mean; None says that it has lost the path."""
 
     source: int
-    match: int  # tokens before the root that it knows from elsewhere
+    match: int  # tokens before the root that occurred earlier
 
     def start(self) -> Any: ...
     def step(self, place: Any, token: int) -> Any: ...
@@ -47,7 +47,7 @@ class Expert(Protocol):
 
 
 class Occurrences(Protocol):
-    """Every substring of a text that grows: states, each of some substrings that end at the same places. 0 is empty."""
+    """All substrings of a growing text. A state stands for some that end at the same places; 0 is the empty one."""
 
     @property
     def states(self) -> int:
@@ -64,7 +64,7 @@ class Occurrences(Protocol):
         ...
 
     def part(self) -> None:
-        """What comes next does not follow what was before: another text begins."""
+        """Begin another text: what comes next does not follow what came before."""
         ...
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class Occurrences(Protocol):
 
 
 class Matches:
-    """What followed earlier occurrences. A place is (state, length of the match)."""
+    """An expert on what followed earlier occurrences. A place is (state, length of the match)."""
 
     def __init__(self, text: Occurrences, start: tuple[int, int], source: int, name: str) -> None:
         """`name`: matches in texts of one name share what is learned about them."""
@@ -122,12 +122,12 @@ class Matches:
 
 
 def trust(length: int) -> float:
-    """How far a match is believed at first."""
+    """The share of a match of this length before anything is learned."""
     return length / (length + DOUBT)
 
 
 class LatticeExpert:
-    """A further lattice, by depth."""
+    """A further lattice or trellis as an expert. A place is (depth, token before)."""
 
     match = 0
 
@@ -150,7 +150,7 @@ class LatticeExpert:
 
 
 class TreeExpert:
-    """A tree, by node."""
+    """A tree as an expert. A place is a node."""
 
     match = 0
 
@@ -161,7 +161,7 @@ class TreeExpert:
 
     @cached_property
     def _children(self) -> dict[int, dict[int, int]]:
-        """By node and token: made when somebody asks, for most drafts are not pooled where that does not pay."""
+        """Children by node and token. Made on first use: where pooling does not pay, most drafts are not pooled."""
         children: dict[int, dict[int, int]] = {}
         for node, parent in enumerate(self._parents.tolist()):
             if parent >= 0:
@@ -183,7 +183,7 @@ class TreeExpert:
 
 
 class ConditionalExpert:
-    """A conditional draft, by its own places."""
+    """A conditional draft as an expert. A place is (depth, the draft's own place)."""
 
     match = 0
 

@@ -1,13 +1,13 @@
-"""Trees that know the dice: what the noise of draws to come makes of a draft.
+"""Foresight: drafts weighed by the random numbers (noise) that will decide the target's draws.
 
 At temperature T the target draws the token x with the largest log p(x) + T g(x), and the noise g of every position is
-fixed before anybody drafts (`noise.py`). A drafter that believes in q may thus expect draws from
+fixed before anything is drafted (`noise.py`). A drafter that predicts q may thus expect draws from
 
     q'(x) = q(x) exp(T g(x)) / Z,
 
-and a tree grows from q' instead of q. A drafter that knows p foresees every draw; at T = 0 nothing changes. That two
-who share such noise mostly draw the same is the Gumbel coupling of Daliri et al. (arXiv 2408.07978), who draft chains
-by it. The text is the target's own, as ever: `accept.py`.
+and trees grow from q' instead of q. A drafter that knows p foresees every draw; at T = 0 nothing changes. That two
+parties who share such noise mostly draw the same token is the Gumbel coupling of Daliri et al. (arXiv 2408.07978), who
+draft chains with it. The text remains the target's own (`accept.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from draftwood.noise import Ahead
 from draftwood.tree import Child, Conditional, Draft, Growable, Lattice, Tree
 from draftwood.trellis import Trellis, weighed
 
-DEEPEST = 64  # depths of a conditional draft that noise is asked about: hardly one is deeper
-MOST = 32  # children of a node that noise is asked about, the likeliest ones
+DEEPEST = 64  # depths of a conditional draft that are weighed by noise: hardly any draft is deeper
+MOST = 32  # children of a node that are weighed by noise, the likeliest ones
 
 
 def foreseen(draft: Draft, ahead: Callable[[int], Ahead]) -> Draft:
-    """The same draft by somebody who knows the noise `ahead` of the text, of so many depths."""
+    """The draft, weighed by the noise of the draws to come, which `ahead` gives for so many depths."""
     if isinstance(draft, Lattice):
         return _lattice(draft, ahead(len(draft)))
     if isinstance(draft, Trellis):
@@ -40,14 +40,14 @@ def foreseen(draft: Draft, ahead: Callable[[int], Ahead]) -> Draft:
 def _lattice(draft: Lattice, ahead: Ahead) -> Lattice:
     logp = np.where(np.isnan(draft.logp), -np.inf, draft.logp).astype(np.float64)
     sums = logp + ahead.of(np.arange(len(draft))[:, None], draft.tokens)
-    rest = np.maximum(1 - np.exp(logp).sum(1, keepdims=True), 0.0)  # what is no candidate keeps its share
+    rest = np.maximum(1 - np.exp(logp).sum(1, keepdims=True), 0.0)  # tokens that are no candidates keep their share
     logp = sums - np.log(np.exp(sums).sum(1, keepdims=True) + rest)
     order = (-logp).argsort(1, kind="stable")
     return Lattice(np.take_along_axis(draft.tokens, order, 1), np.take_along_axis(logp, order, 1).astype(np.float32))
 
 
 def _tree(draft: Tree, ahead: Ahead) -> Tree:
-    """Its nodes stay the same ones: what a drafter has not thought of is not there to be foreseen."""
+    """The nodes stay the same: noise cannot add tokens that the drafter did not propose."""
     parents, nodes = draft.parents[1:], len(draft.tokens)
     mass = draft.mass.astype(np.float64)
     step = mass[1:] / np.maximum(mass[parents], np.finfo(np.float64).tiny)
@@ -61,7 +61,7 @@ def _tree(draft: Tree, ahead: Ahead) -> Tree:
 
 
 class _Foreseen(Growable):
-    """A conditional draft under noise. A place is the draft's own, and its children's depth from 0 on."""
+    """A conditional draft under noise. A place is (the draft's own place, the depth of its children from 0 on)."""
 
     def __init__(self, draft: Conditional, ahead: Ahead) -> None:
         self._draft, self._ahead = draft, ahead

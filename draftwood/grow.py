@@ -21,16 +21,16 @@ from draftwood.tree import Child, Conditional, Draft, Growable, Lattice, Tree, m
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a policy grows its tree, in numbers: called here, followed with static shapes on a device."""
+    """How a policy grows its tree, in numbers. The host calls it; a device follows the numbers with static shapes."""
 
     n_max: int  # nodes in all
     per_depth: int | None = None  # nodes of one depth: 1 for a chain, a beam's width; None: any number
     depth: int | None = None  # of the deepest node; None: the draft's
-    spine: bool = False  # with the whole chain, however faint: what is recorded for others to grow from
+    spine: bool = False  # include the whole likeliest chain, whatever its mass: for records that other policies replay
 
     def __call__(self, draft: Draft, root: int, faint: float = 0.0, most: int | None = None) -> Tree:
-        """The tree below the token `root`; nodes of less mass than `faint` need not be grown, as in `grow`, nor more
-        than `most` of a best-first tree."""
+        """The tree below the token `root`. Nodes of less mass than `faint` need not be grown, as in `grow`, nor more
+        than `most` nodes of a best-first tree."""
         if self.per_depth is None:
             tree = grow(draft, root, self.n_max if most is None else min(self.n_max, most), faint)
             return joined(tree, chain(draft, root, self.n_max)) if self.spine else tree
@@ -50,8 +50,9 @@ class Growth:
 def grow(draft: Draft, root: int, n_max: int, faint: float = 0.0) -> Tree:
     """The best-first tree of at most `n_max` nodes below the token `root`, none of less mass than `faint`.
 
-    Of a conditional draft there is none of less than its own `faint` either, nor a child of a node of less than twice
-    the odds of the one asked for: few reach it, and what a draft says of a node's children takes longer than the heap.
+    A conditional draft has a `faint` of its own, which is a limit, too. And its nodes get no children if their odds are
+    less than twice those of the argument `faint`: few of these would reach it, and asking the draft for a node's
+    children takes longer than the heap.
 
     A node whose mass is 0 in float32 is dead: it is left out, and so is everything after it.
     """
@@ -77,7 +78,7 @@ def chain(draft: Draft, root: int, n_max: int) -> Tree:
 
 
 def joined(tree: Tree, spine: Tree) -> Tree:
-    """A best-first tree and what it lacks of a chain of the same draft, whose nodes were too faint to be in it."""
+    """A best-first tree with those nodes of a chain of the same draft added whose mass was too small to be in it."""
     path = matched(tree, spine.tokens[1:].tolist())
     missing = len(spine) - len(path)
     if not missing:
@@ -95,9 +96,9 @@ def joined(tree: Tree, spine: Tree) -> Tree:
 
 
 def beam(draft: Draft, root: int, width: int, depth: int) -> Tree:
-    """At each of `depth` depths the `width` likeliest children of those kept before, in best-first order.
+    """At each of `depth` depths the `width` likeliest children of the nodes kept before, in best-first order.
 
-    What best-first trees are compared with in BASTION (arXiv 2605.29727, fig. 5).
+    BASTION (arXiv 2605.29727, fig. 5) compares best-first trees with it.
     """
     if isinstance(draft, Lattice):
         return best_first(_beam(draft, root, width, depth), root)
@@ -114,7 +115,7 @@ def best_first(tree: Tree, root: int) -> Tree:
     """The same tree with its nodes in best-first order and the dead ones left out."""
     assert tree.tokens[0] == root, f"a draft must start at the request's root {root}, not at {tree.tokens[0]}"
     assert (tree.mass[1:] <= tree.mass[tree.parents[1:]]).all(), "a child cannot be likelier than its parent"
-    # Depths become positions: others would give another text, or be looked up beyond the tables of rotations.
+    # Depths become positions: wrong ones would give another text, or lie beyond the tables of rotations.
     sound = not tree.depths[0] and (tree.depths[1:] == tree.depths[tree.parents[1:]] + 1).all()
     assert sound, "the root's depth is 0, and a child is one deeper than its parent"
     # Where masses tie, the shallower node comes first: a parent always precedes its children.
@@ -213,7 +214,7 @@ def _grow_conditional(draft: Conditional, root: int, n_max: int, faint: float) -
 
 
 def _most(faint: float) -> float:
-    """Cost of a path that is as faint."""
+    """The cost of a path whose mass is `faint`; infinite for 0."""
     return -log(faint) if faint else inf
 
 
