@@ -1,14 +1,15 @@
 """Several opinions about the next token as one conditional draft, weighed by what each was worth so far.
 
 A block drafter's marginals know nothing of each other: after a sibling is taken they still describe what follows the
-likeliest token. So they are corrected by what the target said follows the token before, a log-linear pool,
+likeliest token. So they are corrected by s, what the target said earlier about the followers of the token before, in a
+log-linear pool,
 
     p(y | x) = q_d(y)^a s(y | x)^b / Z,
 
-and mixed with opinions that know the whole path (earlier occurrences in the text, other drafters), each with a share
-that depends on how it came about: p <- (1 - w) p + w g. All of a, b and w are learned from what the target chose:
-a and b by the gradient of its log-probability, w by expectation maximisation. What is worthless gets a weight near 0.
-The formulas: docs/drafters.md.
+and mixed with opinions g that know the whole path (earlier occurrences in the text, other drafters), each with a share
+w that depends on its kind: p <- (1 - w) p + w g. All of a, b and w are learned from what the target chose: a and b by
+the gradient of its log-probability, w by expectation maximisation. What is worthless gets a weight near 0. Formulas:
+docs/drafters.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from draftwood.trellis import Block, Trellis
 
 DEAD = -80.0  # log-probability below which tokens are all alike
 FLOOR = 0.003  # probability that the successor table gives to a token that it does not list
-LISTED = 16  # candidates of a row, the likeliest ones; what is behind them counts as a whole
+LISTED = 16  # likeliest candidates of a row; all others count as a whole
 
 
 Place: TypeAlias = tuple[int, int, tuple[Any, ...]]  # depth, token, each expert's own place
@@ -40,10 +41,10 @@ Place: TypeAlias = tuple[int, int, tuple[Any, ...]]  # depth, token, each expert
 class _Row:
     """One depth of a lattice: what the products there need, in plain numbers."""
 
-    rank: dict[int, int]  # where each token stands
+    rank: dict[int, int]  # the index of each token
     powers: list[float]  # q^a by rank
     logp: list[float]
-    total: float  # of all tokens' powers, those included that the depth does not list
+    total: float  # sum of all tokens' powers, including tokens that the row does not list
 
 
 class _Rows:
@@ -55,7 +56,7 @@ class _Rows:
         self._rows: dict[tuple[int, int], _Row] = {}
 
     def at(self, depth: int, before: int) -> _Row | None:
-        """Behind the token `before`; None below the lattice."""
+        """The row behind the token `before`; None below the lattice."""
         if depth >= len(self._exponents):
             return None
         key = depth, before if self._apart else 0
@@ -76,18 +77,18 @@ def _raised(tokens: list[int], logp: list[float], exponent: float) -> _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """Probabilities of a place's children: those that somebody spoke of, and `factor` times the powers of the rest."""
+    """Probabilities of a place's children: the `listed` ones, and `factor` times the powers of other tokens."""
 
     factor: float
     listed: dict[int, float]
     sources: dict[int, int]
     seen: int = 0  # times that the table saw the token before
-    after: Mapping[int, float] = field(default_factory=dict)  # what it saw follow
+    after: Mapping[int, float] = field(default_factory=dict)  # probabilities of what the table saw follow
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a pool thought at a place, as far as it can learn from the token that was chosen there."""
+    """A pool's opinion at a place: what it needs to learn from the token that was chosen there."""
 
     place: Place
     found: _Mixture  # the lattice's row, corrected
@@ -113,8 +114,8 @@ class Pool(Growable):
         quicker: Quicker | None = None,
         case: Case | None = None,
     ) -> None:
-        """`own` is the lattice's source, `table_source` that of tokens which only the table knows; `quicker` is how to
-        grow and to learn, where there is a way, and `case` what is told how good the pool was."""
+        """`own` is the lattice's source, `table_source` that of tokens which only the table knows. `quicker` grows and
+        learns faster where it can, and `case` records how good the pool was."""
         self.lattice, self.table, self.experts, self.weights = lattice, table, experts, weights
         self.root, self.max_depth, self.own, self.table_source = root, max_depth, own, table_source
         self._quicker, self.case = quicker, case or Gains().case(0, Gain())
@@ -141,7 +142,8 @@ class Pool(Growable):
         shifts: Ints | None = None,
         vocab: int = 0,
     ) -> Tree | None:
-        """The same, of tokens that are moved on by `shifts` [max_depth] ids, of `vocab`, at each depth (`worse.py`)."""
+        """As in `Growable`. With `shifts` [max_depth] the tokens of each depth are moved on by so many of `vocab` ids
+        (`worse.py`)."""
         assert root == self.root, f"this draft is of the root {self.root}, not of {root}"
         return self._quicker.grow(self, n_max, most, barren, ahead, shifts, vocab) if self._quicker else None
 
@@ -176,7 +178,7 @@ class Pool(Growable):
             ahead = next(rest, None)
 
     def learn(self, chosen: Sequence[int]) -> None:
-        """The target wrote `chosen` behind the root."""
+        """Learn from the tokens that the target wrote behind the root."""
         judged = self._quicker.learn(self, chosen) if self._quicker else None
         if judged is not None:
             for row in judged.tolist():
@@ -188,7 +190,7 @@ class Pool(Growable):
             place = self.step(place, token)
 
     def learn_at(self, view: View, token: int) -> None:
-        """The target wrote `token` where the pool had this view."""
+        """Learn from the `token` that the target wrote where the pool had this view."""
         place, weights, row = view.place, self.weights, view.row
         p, without = self._of(view.found, place, token), view.found.after.get(token, 0.0)
         for opinion, _ in reversed(view.opinions):
@@ -201,8 +203,8 @@ class Pool(Growable):
             self._follow_gradient(view, row, token)
 
     def expected(self, chosen: int) -> list[tuple[View, int]]:
-        """Views below `chosen`, each with its first choice, which is the next one's place; none if `chosen` is not
-        the root's. They stay as they are, whatever table and experts hear of later."""
+        """Views along the likeliest path below `chosen`, each with its likeliest child, where the next view is; none if
+        `chosen` is not the likeliest child of the root. What table and experts learn later does not change them."""
         views: list[tuple[View, int]] = []
         best, place = self._likeliest(), self.start()
         while best is not None and (views or best == chosen) and place[0] + 1 < self.max_depth:
@@ -212,7 +214,7 @@ class Pool(Growable):
         return views
 
     def _likeliest(self) -> int | None:
-        """The root's first child."""
+        """The root's likeliest child."""
         tree = self.grown(self.root, 1, inf, inf)
         return self._first(self.start()) if tree is None else next(iter(tree.tokens[1:].tolist()), None)
 
@@ -223,7 +225,7 @@ class Pool(Growable):
         return View(place, self._corrected(*place[:2]), self._row(*place[:2]), self._opinions(place))
 
     def _mix(self, place: Place) -> _Mixture:
-        """What all say of the children: each opinion's share of what the better ones leave."""
+        """The mixture of all opinions about the children: each gets its share of what the better ones leave."""
         found, opinions = self._corrected(place[0], place[1]), self._opinions(place)
         if not opinions:
             return found
@@ -249,7 +251,7 @@ class Pool(Growable):
         return [(opinion, e.source) for e, at in pairs if at is not None for opinion in e.opinions(at)]
 
     def _rest(self, place: Place, mixture: _Mixture) -> Iterator[tuple[float, int]]:
-        """Probabilities and tokens of a lattice that nobody else spoke of, falling."""
+        """Probabilities, falling, and tokens of the lattice that the mixture does not list."""
         row = self._row(*place[:2])
         if row is not None:
             for power, token in zip(row.powers, row.rank, strict=True):
@@ -321,11 +323,11 @@ class Pool(Growable):
 
 @dataclass(frozen=True, slots=True)
 class Quicker:
-    """Growing and learning in quicker ways, of pools whose parts allow it; else they give None."""
+    """Quicker ways to grow and to learn, for pools whose parts allow it; for others they return None."""
 
-    # Of a pool; the most nodes, the most that one may cost, and the most that one with children may; noise ahead; the
-    # `shifts` and `vocab` of `Pool.grown`.
+    # The pool; most nodes; the highest cost of a node and of one with children; noise ahead; the `shifts` and `vocab`
+    # of `Pool.grown`.
     grow: Callable[[Pool, int, float, float, Ahead | None, Ints | None, int], Tree | None]
-    # Of a pool and what was chosen: `[n, 3]`, the probability that the pool gave each token, the lattice alone, and all
-    # but the lattice.
+    # The pool and the chosen tokens -> `[n, 3]`: the probability that the pool gave each token, that of the lattice
+    # alone, and that of all but the lattice.
     learn: Callable[[Pool, Sequence[int]], Array | None]

@@ -1,9 +1,9 @@
-"""Whether pooling pays, and the block that is pooled: the probability that each adds to what the target chooses.
+"""Whether pooling pays, and the pooled block: judged by the probability that each adds to what the target chooses.
 
-That is a matter of the text. Where what was just written occurred before, and in answers that copy, a pool doubles
-what is accepted; elsewhere it costs its time. So it is judged apart by how many tokens before a draft's root occurred
-earlier, and by what it brought in the request's own text. Behind long matches the block in turn adds nothing to what
-the text says, and its drafter is spared. In numbers: docs/drafters.md.
+That depends on the text. Where what was just written occurred before, and in answers that copy, a pool doubles what is
+accepted; elsewhere it only costs time. So it is judged separately by how many tokens before a draft's root occurred
+earlier, and by what it gained in the request's own text. Behind long matches the block, in turn, adds nothing to what
+the text says, and its drafter does not run. In numbers: docs/drafters.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ LONGER = (3, 6)  # tokens before the root that occurred earlier, from which on a
 GUESSES = ((0.0, 0.3), (0.05, 0.06), (0.2, 0.01))  # of each kind: what pooling adds, and the block,
 GUESSED = 16  # and choices that they count for
 RECENT = 0.01  # weight of a kind's newest choice
-LATEST, DOUBT = 32, 8  # choices of its own that a text's difference is of, and that it is doubted for
+LATEST, DOUBT = 32, 8  # latest choices that a text's difference is the mean of, and choices at which half of it counts
 # Trees of 8 nodes get exp(2 gain) times as many tokens (docs/log.md), and pooling takes 3 % of a round.
 PAYS = 0.015
 BLOCK_PAYS = 0.025  # likewise: a drafter's forward takes 5 % at least
-# Choices in each of which pooling is judged whether it pays or not, at first and in each text; after these, drafts of
-# which one is. Most of what pooling takes is for learning.
+# The first NEW choices of all and the first FIRST of each text are pooled and judged even if that does not pay; later,
+# one draft of SELDOM is. Most of the time that pooling takes goes into learning.
 NEW, FIRST, SELDOM = 512, 16, 16
 SURE = GUESSED + 48  # choices of a kind, guesses counted, before its drafts may do without the block
 
@@ -40,7 +40,7 @@ class Gain:
 
 @dataclass(slots=True)
 class Kind:
-    """Drafts behind about as long a match, of all requests."""
+    """Drafts behind matches of about the same length, over all requests."""
 
     gain: Gain  # of pooling, over the block alone
     block: Gain  # of the block, over all the rest
@@ -57,11 +57,11 @@ class Gains:
 
     @property
     def choices(self) -> int:
-        """Of all kinds, guesses not counted."""
+        """Choices of all kinds, without the guesses."""
         return sum(kind.gain.choices - GUESSED for kind in self.kinds)
 
     def case(self, match: int, own: Gain) -> Case:
-        """That of a draft before whose root `match` tokens occurred earlier, in a text whose difference is `own`."""
+        """The case of a draft before whose root `match` tokens occurred earlier; `own` is the text's difference."""
         kind = self.kinds[bisect_right(LONGER, match)]
         kind.waiting += 1
         seldom = kind.waiting >= SELDOM
@@ -79,13 +79,13 @@ class Case:
 
     kind: Kind
     own: Gain
-    asks: bool  # whether there should be a block, if only to be judged
-    pools: bool  # whether there should be a pool, likewise
+    asks: bool  # whether there should be a block, if only to judge it
+    pools: bool  # whether there should be a pool, if only to judge it
     pays: bool  # whether the pool should be followed
 
     def judge(self, pooled: float, alone: float, without: float) -> None:
-        """A token was chosen that the pool gave probability `pooled`, the block alone `alone`, and all but the block
-        `without`."""
+        """Learn that a token was chosen to which the pool gave probability `pooled`, the block alone `alone`, and all
+        but the block `without`."""
         self.own.add(pooled - alone - self.kind.gain.mean, 1 / LATEST)
         self.kind.gain.add(pooled - alone, RECENT)
         self.kind.block.add(pooled - without, RECENT)

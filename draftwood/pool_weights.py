@@ -1,6 +1,6 @@
 """What a pool has learned from the tokens that the target chose: exponents and shares.
 
-`native/judged.c` learns them as they are learned here.
+`native/judged.c` learns them in the same way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from draftwood.experts import KINDS, Opinion, trust
 
 Array = NDArray[np.float64]
 
-NEVER = 1e-4  # probability of a token that nobody lists, in the eyes of what is learned
+NEVER = 1e-4  # probability that learning assumes for a token that nobody lists
 DEPTHS = 8  # depths that learn exponents of their own; deeper ones share the last
-STEP, STEEP = 0.005, 8.0  # of the gradient, and its largest: a smaller one would cut what tables say of the unlikely
+STEP, STEEP = 0.005, 8.0  # step and largest gradient: a smaller limit would cut what tables say of unlikely tokens
 EVIDENCE = 4.0  # choices that a share's first guess counts for
-LEAST = 0.1  # choices for an opinion, however long it was of no use: what grows by its share would stay at nothing
-MEMORY = 0.99  # of a share's evidence, per later choice that it is seen in
+LEAST = 0.1  # choices that an opinion always keeps, however long it was useless: a share of 0 could never grow again
+MEMORY = 0.99  # share of the evidence that each later choice with this opinion leaves
 LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 
 
@@ -28,13 +28,13 @@ LOWEST_A, HIGHEST = 0.3, 1.5  # exponents stay in here
 class Weights:
     """What the pool has learned. Shared by all requests of a drafter."""
 
-    # [DEPTHS, 4]: for each depth a, and b for tokens that the table knows hardly, somewhat, well.
+    # [DEPTHS, 4]: for each depth a, then b for tokens that the table hardly knows, knows somewhat, and knows well.
     exponents: Array = field(default_factory=lambda: np.tile([0.9, 0.6, 0.6, 0.6], (DEPTHS, 1)))
     evidence: dict[Hashable, list[float]] = field(default_factory=dict)  # choices for the others and for the opinion
     _matched: dict[Hashable, Array] = field(default_factory=dict)
 
     def matched(self, name: str) -> Array:
-        """`[*KINDS, 2]`: the evidence of every kind of match in texts of that name, which changes as it is learned."""
+        """`[*KINDS, 2]`: the evidence of every kind of match in texts of that name. Learning changes it in place."""
         if name not in self._matched:
             pairs = [self.evidence.pop((name, *kind), _guessed(trust(kind[1]))) for kind in np.ndindex(*KINDS)]
             self._matched[name] = np.array(pairs).reshape(*KINDS, 2)
@@ -52,7 +52,8 @@ class Weights:
         return self.evidence.setdefault(opinion.kind, _guessed(opinion.guess))
 
     def credit(self, opinion: Opinion, others: float, own: float) -> float:
-        """A token was chosen that the others gave probability `others` and the opinion `own`; its share so far."""
+        """Learn that a token was chosen to which the others gave probability `others` and the opinion `own`; returns
+        the opinion's share before."""
         pair, share = self._evidence(opinion), self.share(opinion)
         by = share * own / (share * own + (1 - share) * max(others, NEVER))
         pair[0] = MEMORY * pair[0] + 1 - by
@@ -60,13 +61,13 @@ class Weights:
         return share
 
     def move(self, depth: int, which: int, gradient: float) -> None:
-        """An exponent, 0 for a, along the gradient of the log-probability of what was chosen."""
+        """Move an exponent (`which`: 0 for a) along the gradient of the log-probability of what was chosen."""
         row, lowest = self.exponents[min(depth, DEPTHS - 1)], 0.0 if which else LOWEST_A
         row[which] = min(max(float(row[which]) + STEP * min(max(gradient, -STEEP), STEEP), lowest), HIGHEST)
 
 
 def known(seen: int) -> int:
-    """Which of the exponents of s belongs to a token that was seen so often."""
+    """The index of the exponent of s for a token that was seen so often."""
     return 1 + (seen > 2) + (seen > 9)
 
 

@@ -1,43 +1,43 @@
 """How predictable a text is just now, by the target's own confidence in what it writes.
 
-What a draft brings rises with it, and rounds that draft nothing tell it, too: a text that is not drafted for says by
-itself when it is worth another look. Measured in docs/log.md.
+The higher it is, the more a draft gains. Rounds without a draft measure it, too, so a text that is not drafted for
+shows by itself when to try another draft. Measured in docs/log.md.
 """
 
 from __future__ import annotations
 
 from math import isfinite, isnan, nan
 
-POWER = 1  # of confidence, that accepted nodes follow
-MEMORY = 1 - 1 / 16  # of a round's weight, per later round of the text
-SLOW = 16.0  # rounds that what is usual counts as, beside those of this text
-MOST = 2.0  # times what is usual that confidence counts as, and one in so many the least
+POWER = 1  # power of confidence that accepted nodes are proportional to
+MEMORY = 1 - 1 / 16  # share of a round's weight that each later round of the text leaves
+SLOW = 16.0  # weight, in rounds, of the usual confidence against that of this text
+MOST = 2.0  # confidence counts as at most so many times the usual, and as at least one in so many
 
 
 class Predictability:
-    """Of one text at a time."""
+    """The target's confidence in one text at a time."""
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
 
     def turn(self) -> None:
-        """To another text."""
+        """Begin another text."""
         self._sum = self._weight = 0.0
 
     def see(self, confidence: float | None) -> None:
-        """A round's, see `Round.confidence`; None says nothing."""
+        """Take in the confidence of a round (`Round.confidence`); None says nothing."""
         if confidence is not None and isfinite(confidence):  # a target may write what is not a number
             self._sum = MEMORY * self._sum + confidence
             self._weight = MEMORY * self._weight + 1
 
     def now(self, usual: float) -> float:
-        """The confidence of late; `usual`, which may be NaN, for as long as nothing was seen of this text."""
+        """The recent confidence, which starts from the `usual` one (NaN: unknown) and follows that of this text."""
         if isnan(usual):
             return self._sum / self._weight if self._weight else nan
         return (SLOW * usual + self._sum) / (SLOW + self._weight)
 
     def factor(self, usual: float) -> float:
-        """Times what drafts brought where confidence was `usual` that one may be expected to bring now."""
+        """How many times as much a draft may be expected to gain now as drafts did where confidence was `usual`."""
         if isnan(usual):
             return 1.0
         return min(max(self.now(usual) / usual, 1 / MOST), MOST) ** POWER
