@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """One answer and how it came about. Seconds are wall time; prefill is kept apart from decoding."""
+    """One answer and how it came about. Seconds are wall time; prefill and decoding are counted separately."""
 
     text: str
     token_ids: list[int]
@@ -124,7 +124,7 @@ class Stream:
         policy: str,
         ended: Callable[[Generation], None] = lambda generation: None,
     ) -> None:
-        """`ended` is told of the answer when there will be no more of it."""
+        """`ended` is called with the answer when no more of it will come."""
         self._steps, self._text, self._stop_ids, self._ended = steps, text, stop_ids, ended
         self._prompt_tokens, self._policy = prompt_tokens, policy
         self._seen = _Record()
@@ -212,11 +212,11 @@ class LLM:
         self.stop_ids = self.target.stop_ids | (frozenset() if end is None else {end})
 
     def fresh(self) -> LLM:
-        """The same models, for comparisons: nothing learned from texts, and prices that it corrects for itself."""
+        """The same models, for comparisons. It has learned nothing from texts, and it corrects prices for itself."""
         return LLM(self.engine.fresh(), self.tokenizer)
 
     def blind(self) -> LLM:
-        """The same models without foresight, as the papers have it, for comparisons: the same texts, later."""
+        """The same models without foresight, as in the papers, for comparisons. The texts are the same, but slower."""
         return LLM(self.engine.fresh(foresight=False), self.tokenizer)
 
     def with_drafter(self, drafter: registry.Named) -> LLM:
@@ -296,15 +296,17 @@ def load(
 ) -> LLM:
     """Load a target and a drafter by folder or Hugging Face name.
 
-    With nothing named: SmolLM2-135M-Instruct and the drafter that ships with draftwood. Several drafters, as a list,
-    propose together. Where none is named, `ngram` and `recycling`, which need no training and work for every model,
-    draft alone or help. `drafter="none"` decodes plainly. `target_path` is auto (lean where the model allows it), lean
-    or universal: how the target's forward runs. `width_invariant`: on a GPU in bf16 or fp16, too, every policy writes
-    plain decoding's text to the bit; slower. `tensor_parallel`: the processes that torchrun started hold a part of the
-    target each, and run the same program with the same prompts; the first one decides and draws for all.
+    With nothing named, it loads SmolLM2-135M-Instruct and the drafter that ships with draftwood.
+
+    - `drafter`: several drafters, as a list, propose together. Where none is named, `ngram` and `recycling`, which need
+      no training and work for every model, draft alone or help. `"none"` decodes plainly.
+    - `target_path`: how the target's forward runs: auto (lean where the model allows it), lean or universal.
+    - `width_invariant`: on a GPU in bf16 or fp16, too, every policy writes plain decoding's text to the bit; slower.
+    - `tensor_parallel`: the processes that torchrun started hold a part of the target each, and run the same program
+      with the same prompts; the first one decides and draws for all.
     """
     group = Group.join() if tensor_parallel else ALONE
-    rule = _policy(policy or "bastion")  # a typo should not cost a model's loading time
+    rule = _policy(policy or "bastion")  # before a model is loaded, which takes long: it may be a typo
     name = str(embedded_target()) if target is None else fspath(target)
     if drafter is None:
         drafter = default_drafters(target is None, parse_device(group.place(device)))
@@ -314,7 +316,7 @@ def load(
 
 
 def default_drafters(embedded: bool, device: torch.device) -> Sequence[str]:
-    """Who drafts where nobody is named. On a GPU a trained drafter stays alone: what is pooled drafts on the host."""
+    """The drafters where none is named. On a GPU a trained drafter stays alone, since a pool drafts on the host."""
     if not embedded:
         return registry.UNTRAINED
     return ["shipped", *(registry.UNTRAINED if device.type == "cpu" else ())]

@@ -1,4 +1,4 @@
-"""Loading a target by name: transformers does it; every way it can fail becomes one sentence."""
+"""Loading a target by name, through transformers. Every way in which this can fail becomes one sentence."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def load_target(
 ) -> Target:
     """A causal LM from a folder or a Hub name, ready to verify trees.
 
-    `drafter_bytes(itemsize)` is what a drafter with numbers of that size will need beside it. The processes of a
-    `group` of several hold a part of the target each.
+    `drafter_bytes(itemsize)` is the memory that a drafter with numbers of that size will need beside it. If the `group`
+    has several processes, each holds a part of the target.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def load_target(
     check_path(path)
     config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     if type(config) in AutoModelForCausalLM._model_mapping:  # code of the model's own is not run to count weights
-        refuse_unrewindable(config, name)  # before its parts are counted, which it does not have
+        refuse_unrewindable(config, name)  # before counting, since such a model lacks the parts that are counted
         need = part_of(load_need(config, kind, drafter_bytes(kind.itemsize)), config, kind, place, group)
         what, remedy = f"{name} in {str(kind).removeprefix('torch.')}", "name a smaller model or dtype"
         group.every(lambda: require(need, place, what, remedy))
@@ -64,7 +64,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def tokenized(encode: Callable[..., Any], *prompt: Any, **options: Any) -> Any:
-    """What a tokenizer or its template makes of a prompt. Raises BadInput for one that it refuses."""
+    """What a tokenizer or its template makes of a prompt. Raises BadInput if it refuses the prompt."""
     try:
         return encode(*prompt, **options)
     except Exception as error:  # a template raises whatever its author wrote
@@ -97,7 +97,7 @@ def _from_pretrained(loader: Any, name: str, **options: Any) -> Any:
     folder_or_hub = model_name(name)
     try:
         return loader.from_pretrained(folder_or_hub, **options)
-    except Exception as error:  # whatever its code and the libraries below raise; tokenizers nothing more special
+    except Exception as error:  # its code and libraries may raise anything, and tokenizers raise plain Exceptions
         if "trust_remote_code" in str(error):
             raise BadModel(
                 f"{name} brings code of its own, which runs only if you ask for it; read it, then give "

@@ -1,7 +1,7 @@
 """What a model and a request take of a device's memory, counted before anything is allocated.
 
-Counted are weights, keys and values, and the largest activations. What a library keeps for itself is not: the count
-is a lower bound, so that nothing is refused that would fit.
+Weights, keys and values, and the largest activations are counted; what a library keeps for itself is not. So the count
+is a lower bound, and nothing is refused that would fit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Need:
 
 
 def require(need: Need, device: torch.device, what: str, remedy: str) -> None:
-    """Raise BadInput with all sizes if `need` is more than `device` has left; where nobody knows, all is well."""
+    """Raise BadInput with all sizes if `need` is more than `device` has left; never where the system does not tell."""
     free = free_bytes(device)
     if free is not None and need.total > free:
         raise BadInput(
@@ -64,7 +64,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _system_free() -> int | None:
-    """What Linux thinks that new programs may have without swapping."""
+    """Bytes that new programs may use without swapping, as Linux estimates; None elsewhere."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -79,38 +79,38 @@ def on_meta(config: PretrainedConfig, dtype: torch.dtype) -> Any:
 
 
 def target_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """All weights of a config's model; tied ones once."""
+    """Bytes of all weights of a config's model; tied ones count once."""
     return sum(p.nbytes for p in on_meta(config, dtype).parameters())
 
 
 def cache_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Keys and values of `tokens` in all layers."""
+    """Bytes of the keys and values of `tokens` in all layers."""
     return 2 * sum(kv_widths(config.get_text_config())) * tokens * dtype.itemsize
 
 
 def buffer_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Logits of a forward of `tokens`, the scores that draws are made from, and its widest activations."""
+    """Bytes for a forward of `tokens`: its logits, the scores that draws are made from, and its widest activations."""
     vocab = config.get_text_config().vocab_size
     scores = min(tokens, DRAWN_TOGETHER) * DRAW_COPIES * vocab * torch.float64.itemsize
     return int(prefill_bytes(config, dtype, tokens) + tokens * vocab * dtype.itemsize + scores)
 
 
 def prefill_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """The widest activations of `tokens`, of which the last alone gets logits."""
+    """Bytes of the widest activations of `tokens`, of which only the last gets logits."""
     text = config.get_text_config()
     wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     return int(tokens * (4 * text.hidden_size + 3 * wide) * dtype.itemsize)
 
 
 def load_need(config: PretrainedConfig, dtype: torch.dtype, drafter: int) -> Need:
-    """A target with a drafter of `drafter` bytes, and a short request."""
+    """What a target with a drafter of `drafter` bytes and a short request need."""
     cache, buffers = (count(config, dtype, LEAST_REQUEST) for count in (cache_bytes, prefill_bytes))
     return Need(target_bytes(config, dtype), drafter, cache, buffers)
 
 
 def part_of(need: Need, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, group: Group) -> Need:
     """What one process of a group needs on its device: a part of the target, all of its embedding and head, and the
-    drafter. On a CPU the processes share one memory."""
+    drafter. On a CPU the processes share one memory, so it is what all of them need."""
     if group.size == 1:
         return need
     text = config.get_text_config()
@@ -121,7 +121,7 @@ def part_of(need: Need, config: PretrainedConfig, dtype: torch.dtype, device: to
 
 
 def request_need(target: Target, drafter: Drafter | None, tokens: int, width: int) -> Need:
-    """A request of `tokens` in all, the tree included, whose widest forward has `width` tokens; no weights."""
+    """What a request of `tokens` in all, the tree included, and `width` in its widest forward needs beside weights."""
     state = drafter.state_bytes(tokens) if isinstance(drafter, Placeable) else 0
     return Need(
         cache=target.kv_bytes_per_token() * tokens + state, buffers=buffer_bytes(target.config, target.dtype, width)

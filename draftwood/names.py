@@ -1,4 +1,4 @@
-"""What models, number formats and data are called. Mistakes are found without torch, whose import takes seconds."""
+"""Names of models, number formats and data. Mistakes in them are found without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from draftwood.errors import BadInput, BadModel
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")  # as torch calls them, too, but for auto
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")  # torch's own names, and auto
 PATHS = ("auto", "universal", "lean")  # how a target runs
 SELF = "self"  # instead of a prompt set: the target invents them
 DATA = "data.json"  # what a folder of training data holds, beside the texts

@@ -83,7 +83,7 @@ def verification_clock(target: Target, max_width: int) -> Measure:
 
 
 def filled_cache(target: Target, context: int, room: int) -> KVCache:
-    """A cache that holds `context` tokens. Which ones does not matter for time."""
+    """A cache that holds `context` tokens; which tokens makes no difference to the time."""
     cache = target.new_cache(context + room)
     for start in range(0, context, PREFILL_CHUNK):
         target.prefill([0] * min(PREFILL_CHUNK, context - start), cache)
@@ -91,7 +91,7 @@ def filled_cache(target: Target, context: int, room: int) -> KVCache:
 
 
 def binary_tree(width: int) -> Tree:
-    """A tree of `width` tokens, the root included, that is no chain: those are cheaper to mask."""
+    """A tree of `width` tokens, the root included. It is not a chain, since chains are cheaper to mask."""
     index = np.arange(width)
     depths = np.floor(np.log2(index + 1)).astype(np.int64)
     return Tree(np.zeros(width, np.int64), (index + 1) // 2 - 1, depths, 0.5 ** depths.astype(np.float32))

@@ -28,7 +28,7 @@ Measure = Callable[[int, int], float]  # (width, context) -> seconds of one veri
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Medians of measured verifications, and on what they were taken."""
+    """Medians of measured verifications, and what they were measured on."""
 
     widths: tuple[int, ...]  # tokens, the root included
     contexts: tuple[int, ...]  # tokens in the KV cache
@@ -90,7 +90,7 @@ class ConvexCosts:
     def costs(self, n_max: int, context: int) -> Costs:
         """Costs of 0 … `n_max` nodes, the host's share being 0 as in the paper.
 
-        Outside the measured contexts the nearest one counts; beyond the widths the last slope goes on.
+        Outside the measured contexts the nearest one counts; beyond the measured widths the last slope goes on.
         """
         at = [np.interp(context, self.contexts, column) for column in self.seconds.T]
         verify = extended(np.arange(1.0, 2 + n_max), self.widths, np.array(at))
