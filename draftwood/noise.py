@@ -1,12 +1,12 @@
-"""The noise that decides draws: a number for each seed, position and token, the same whoever asks for it, and when.
+"""The noise that decides draws: a number for each seed, position and token, the same wherever and whenever it is made.
 
 The token with the largest sum of score and Gumbel noise is a draw from the softmax of the scores (the Gumbel-max trick;
 Maddison et al. 2014, arXiv 1411.0030 §2). So a seed gives one text, whatever is drafted, and a drafter may look at the
 noise of positions to come (`foresight.py`).
 
-A position's key is a word of Philox (Salmon et al. 2011), a token's bits are SplitMix64's (Steele et al. 2014, doi
-10.1145/2660193.2660195) from there on: two counters, so nothing is stored and any token can be asked for alone.
-`native/logits.c` has the same numbers.
+A position's key is a word of Philox (Salmon et al. 2011); a token's bits are those of SplitMix64 (Steele et al. 2014,
+doi 10.1145/2660193.2660195), started at that key. Both generators are counters, so nothing is stored and the noise of
+any token can be computed alone. `native/logits.c` computes the same numbers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = TypeVar("Words", Ints, "Tensor")  # 64 bits each, of whose products the lowest 64 count
 
-FAVOUR = 8.0  # noise counts for no more where candidates are chosen: who needs more is too unlikely to be looked for
-HOTTEST = 8.0  # a temperature from which on noise counts for no more ahead: it decides alone, and exp stays a number
+FAVOUR = 8.0  # most noise that counts where candidates are chosen: tokens that need more are too unlikely to search for
+HOTTEST = 8.0  # highest temperature in foresight: from there on noise decides alone, and exp stays finite
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # SplitMix64's, as signed numbers
-BITS = 52  # of a uniform number: with a half added it is one, never 0 or 1
+BITS = 52  # of a uniform number; half of the last one is added, so that it is never 0 or 1
 
 
 def keys(seed: int, start: int, count: int) -> Ints:
-    """`[count]` of the positions from `start` on: Philox counts positions, and has four words for each."""
+    """`[count]` keys of the positions from `start` on. Philox counts positions and makes four words for each; the first
+    is the key."""
     return np.random.Philox(key=seed, counter=start).random_raw(4 * count)[::4].copy().view(np.int64)
 
 
 def gumbel(keys: Ints, tokens: Ints) -> Array:
-    """The noise of each token, under keys that broadcast against them."""
+    """The noise of each token, under keys that broadcast against the tokens."""
     noise: Array = -np.log(-np.log((_bits(keys + (tokens + 1) * STEP) + 0.5) * 2.0**-BITS))
     return noise
 
@@ -51,23 +52,23 @@ class Ahead:
     heat: Any
 
     def of(self, depths: Ints, tokens: Ints) -> Array:
-        """Of tokens drawn at depths that broadcast against them, from 0 on."""
+        """The noise of tokens at depths (from 0 on) that broadcast against them."""
         noise: Array = self.heat * gumbel(self.keys[depths], tokens)
         return noise
 
     def over(self, tokens: Tensor) -> Tensor:
-        """`[D, V]` of tokens `[V]` or `[D, V]`, on their device."""
+        """`[D, V]` noise of tokens `[V]` or `[D, V]`, on their device."""
         import torch
 
         noise: Tensor = self.heat * gumbel_of(torch.as_tensor(self.keys, device=tokens.device)[:, None], tokens)
         return noise
 
     def favour(self, tokens: Tensor) -> Tensor:
-        """`over` as far as it counts where candidates are chosen."""
+        """`over`, cut to what counts where candidates are chosen."""
         return self.over(tokens).clamp_max(FAVOUR * self.heat)
 
     def row(self, depth: int, tokens: Sequence[int]) -> list[float]:
-        """Of some tokens of one depth: the last bit, too, is that of compiled growth."""
+        """The noise of some tokens of one depth, equal to that of compiled growth to the last bit."""
         bits = _bits(self.keys[depth] + (np.array(tokens, np.int64) + 1) * STEP).tolist()
         return [self.heat * -log(-log((found + 0.5) * 2.0**-BITS)) for found in bits]
 
@@ -94,5 +95,5 @@ def _bits(state: Words) -> Words:
 
 
 def _right(words: Words, by: int) -> Words:
-    """Shifted, with zeros from the left."""
+    """Shifted right, with zeros from the left."""
     return (words >> by) & (2 ** (64 - by) - 1)

@@ -1,8 +1,8 @@
 """Weights of linear layers laid out for CPUs, once, in the order in which products read them.
 
-PyTorch hands oneDNN row-major weights, which it reorders at every call. For the few rows of a decoding step the
-reordering costs as much as the product. Its own layout is better, but few rows read it at half of memory's speed.
-The compiled products (`native/products.py`) do not; they serve bf16.
+PyTorch hands oneDNN row-major weights, which oneDNN reorders at every call. For the few rows of a decoding step the
+reordering costs as much as the product. oneDNN's own layout avoids that, but products of few rows read it at only half
+of memory's speed. The compiled products (`native/products.py`) do better; they serve bf16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftwood.native.products import Panels, takes
 
 PACKABLE = (torch.bfloat16, torch.float32)
 LEAST_ROWS = 4  # oneDNN's products of 1 to 3 rows take longer than those of 4
-TRIALS, MOST_ROWS = 200_000, 4096  # outputs compared, and rows of the weight, to find out about rows alone
+TRIALS, MOST_ROWS = 200_000, 4096  # outputs that `differs_alone` compares, and most rows of its weight
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -33,10 +33,10 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 @functools.cache
 @torch.inference_mode()
 def differs_alone(rows: int, columns: int, dtype: torch.dtype) -> bool:
-    """Whether a product of one row sums in another order than one of several, for a weight of this shape here.
+    """Whether, on this machine, a product of one row sums in another order than one of several, for such a weight.
 
-    The last bit of one output in some ten thousand then differs, and with it, some layers on, a near-tie between
-    two tokens. Such a row must get company.
+    The last bit of one output in some ten thousand then differs, which may decide a near-tie between two tokens some
+    layers later. A single row must then be multiplied together with a second one.
     """
     like = torch.Generator().manual_seed(0)
     rows = min(rows, MOST_ROWS)
@@ -93,7 +93,8 @@ class PackedPart(nn.Module):
 
 
 def panels_of(layer: nn.Module) -> tuple[int, int] | None:
-    """Where the compiled products read a layer's weight and bias, 0 if it has none; None if others serve it."""
+    """The addresses of a layer's weight and bias (0 if it has none) for the compiled products; None if other products
+    serve it."""
     if isinstance(layer, PackedLinear) and isinstance(layer.layout, Panels):
         return layer.layout.address, 0 if layer.bias is None else layer.bias.data_ptr()
     return None
@@ -126,7 +127,7 @@ def onednn_has_bf16() -> bool:
 
 
 def kind(dtype: torch.dtype) -> str:
-    """Whose products of packed weights run: what measured times belong to."""
+    """Which products of packed weights run here; measured times belong to one kind of them."""
     like = torch.empty(2, 2, dtype=dtype)
     if takes(like):
         return f"compiled products {operators().version}"
@@ -136,7 +137,7 @@ def kind(dtype: torch.dtype) -> str:
 def pack_linears(model: nn.Module) -> None:
     """Replace every plain `nn.Linear` of `model` in place. A weight tied to an embedding stays there as well.
 
-    What is left is copied out of the file that it may be mapped from, which can then leave memory.
+    All other parameters are copied out of the file that they may be mapped from, which can then leave memory.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -148,7 +149,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def fuse(parent: nn.Module, names: Sequence[str]) -> nn.Linear:
-    """Linear layers of one input as one. The weights move into it; the layers themselves keep views of them."""
+    """Join linear layers of one input into one. The weights move into it; the layers themselves keep views of them."""
     parts = [parent.get_submodule(name) for name in names]
     whole = nn.Linear(1, 1, bias=False, device="meta")
     for kind in ("weight", "bias"):

@@ -34,9 +34,9 @@ class Group:
 
     @classmethod
     def join(cls, patience: timedelta = PATIENCE) -> Group:
-        """The processes that torchrun started; alone where it was not used.
+        """Join the processes that torchrun started; a group of one where it was not used.
 
-        A process that dies ends the others at once, one that hangs after `patience`.
+        If a process dies, the others end at once; if one hangs, they end after `patience`.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class Group:
         return self.rank == 0
 
     def place(self, asked: str) -> str:
-        """The device of this process, by name. Raises BadInput where one was asked for that it cannot choose."""
+        """The device of this process, by name. Raises BadInput if another one was asked for."""
         if self.size == 1:
             return asked
         own = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
@@ -105,14 +105,14 @@ class Group:
         return _heard(self.rank, self.size) if self.size > 1 else nullcontext()
 
     def close(self) -> None:
-        """Part in peace, all together."""
+        """Leave the group, all processes at the same time."""
         if self.size > 1:
             with _heard(self.rank, self.size):
                 dist.barrier(group=self.channel)
             dist.destroy_process_group()
 
     def _tell(self, message: Any, source: int = 0) -> Any:
-        """What the process `source` has to say: the length of its bytes, then these."""
+        """Send the message of the process `source` to all others: the length of its bytes, then these."""
         said = wire.write(message) if self.rank == source else b""
         length = torch.tensor([len(said)])
         with _heard(self.rank, self.size):
@@ -127,13 +127,13 @@ ALONE = Group()
 
 @contextmanager
 def _heard(rank: int, size: int) -> Iterator[None]:
-    """Connections that break, or stay silent for too long, become one sentence."""
+    """Turn a connection that breaks, or stays silent for too long, into one sentence."""
     try:
         yield
     except RuntimeError as error:
         if size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise LostProcess(
-            f"Process {rank} of {size} has lost another one ({first_line(error)}); what the lost one wrote "
-            "last tells why. Start all of them again."
+            f"Process {rank} of {size} has lost another one ({first_line(error)}); see what that one wrote "
+            "last. Start all of them again."
         ) from error

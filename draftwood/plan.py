@@ -1,4 +1,4 @@
-"""What one target forward needs besides the weights, computed once per round and read by every layer; what it gives."""
+"""What one target forward needs besides the weights, computed once per round for all layers, and what it returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Segment:
         return self.stop - self.start
 
     def sees(self, window: int | None) -> Bools | None:
-        """`[N, context + N]`, or None if a single token sees everything."""
+        """Who sees what, `[N, context + N]`; None if a single token sees everything."""
         size = self.size
         if size == 1 and (window is None or self.context < window):
             return None
@@ -57,7 +57,7 @@ class Sight:
 
     @classmethod
     def of(cls, part: Segment, device: torch.device, alone: bool = False) -> Sight:
-        """One copy to the device carries all of it; `alone` takes the lineage instead of bits."""
+        """All of it goes to the device in one copy. With `alone` the lineage is made instead of bits."""
         table = np.empty((0, 0), np.int32)
         if part.visible is not None:
             table = lineage_of(part.visible) if alone else pack_bits(part.visible)
@@ -93,7 +93,8 @@ class Visibility(Protocol):
 
     @property
     def static(self) -> bool:
-        """Whether backends get all slots of a cache, the tokens somewhere among them; else the tokens come last."""
+        """Whether backends get all slots of a cache, with the forward's tokens somewhere among them; else they come
+        last."""
         ...
 
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None: ...
@@ -124,7 +125,7 @@ class Plan:
 
     @cached_property
     def positions(self) -> Tensor:
-        """`places` there."""
+        """`places` on the device."""
         return moved(self.places, self.device)
 
     def mask(self, index: int, window: int | None, groups: int) -> Tensor | None:
@@ -155,7 +156,7 @@ class Verified:
 
     logits: Tensor  # [sum N, V]; [W, V] where the plan wants W of them
     taps: Tensor | None  # [sum N, len(tap_layers) * hidden]; None if no layer is tapped
-    rows: Rows | None = None  # of the logits, where that is known
+    rows: Rows | None = None  # where the rows of the logits lie, if known
 
 
 def taps_of(layers: Sequence[int], among: Sequence[int], taps: Tensor | None) -> Tensor | None:

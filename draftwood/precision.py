@@ -31,7 +31,7 @@ class Precision:
 def choose_dtype(device: torch.device | str, folder: Path | None = None) -> Precision:
     """What `dtype="auto"` means on this device. Measured once per machine where `folder` keeps it.
 
-    A choice that is kept is also the same at every start, and with it the text.
+    A choice that is kept is the same at every start, and so are the texts.
     """
     kind = torch.device(device).type
     if kind == "cuda":
@@ -50,7 +50,7 @@ def choose_dtype(device: torch.device | str, folder: Path | None = None) -> Prec
 
 
 def computes_bf16(device: torch.device | str) -> bool:
-    """Whether PyTorch's own products of bf16 matrices are a processor's, not number after number, as without it."""
+    """Whether PyTorch multiplies bf16 matrices by the processor's own instructions, not number after number."""
     kind = torch.device(device).type
     if kind == "cpu":
         return onednn_has_bf16()

@@ -1,7 +1,7 @@
-"""Texts that stay in memory when their requests leave, so that those that begin alike need not be read again.
+"""Texts that stay in memory when their requests leave, so that prompts that begin alike need not be read again.
 
 What is kept is a `Prefix`: the target's keys and values together with the drafter's state. A drafter that has lost its
-context would propose next to nothing, and whatever the target was saved would be lost again.
+context would propose next to nothing, and what the target saved would be lost again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftwood.rounds import Prefix
 from draftwood.tree import Ints
 
 LEAST = 16  # tokens: what is shorter is read faster than it is found
-SPARE = 1 / 16  # of a text: so much room behind it is neither counted nor worth a copy without it
+SPARE = 1 / 16  # share of a text: so much free room behind it is neither counted nor worth a copy without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class PrefixCache:
     def __init__(self, drafter: Drafter | None, capacity: int) -> None:
         self._drafter, self.capacity = drafter, capacity
         self._kept: OrderedDict[bytes, tuple[Ints, Prefix]] = OrderedDict()  # the longest unused first
-        # Its keys, sorted: texts that begin alike are neighbours, so one is found among thousands of short ones as
-        # among a few. None begins with another.
+        # Its keys, sorted: texts that begin alike are neighbours, so a text is found among thousands as fast as among a
+        # few. None begins with another.
         self._sorted: list[bytes] = []
         self.tokens = 0  # that are kept
         self.counts = Counts()
 
     @torch.inference_mode()
     def keep(self, request: Request, prefix: Prefix) -> None:
-        """Take over what is left of a request; shorter texts that it begins with are dropped, and the oldest ones."""
+        """Take over what a request leaves. Kept texts that it begins with are dropped, and the oldest ones for room."""
         tokens = np.array(request.sampler.tokens[: prefix.row.length])
         key = tokens.tobytes()
         if not LEAST <= len(tokens) <= self.capacity or self._covers(key):
@@ -54,7 +54,7 @@ class PrefixCache:
             if key.startswith(old):
                 self._forget(old)
         self.shrink(self.capacity - len(tokens))
-        if prefix.row.capacity > (1 + SPARE) * len(tokens):  # room for what would have come
+        if prefix.row.capacity > (1 + SPARE) * len(tokens):  # it has room for more answer than was written
             prefix = Prefix(prefix.row.copy(len(tokens), len(tokens)), copy.deepcopy(prefix.state))
         self._kept[key], self.tokens = (tokens, prefix), self.tokens + len(tokens)
         insort(self._sorted, key)
@@ -88,7 +88,7 @@ class PrefixCache:
         del self._sorted[bisect_left(self._sorted, key)]
 
     def _neighbours(self, key: bytes) -> list[bytes]:
-        """Of all that is kept those that begin with the most of what `key` begins with."""
+        """The kept keys next to `key` in order: one of them shares the longest beginning with it."""
         at = bisect_left(self._sorted, key)
         return self._sorted[max(at - 1, 0) : at + 1]
 

@@ -31,13 +31,13 @@ class Sizes:
     rows: int  # tokens of the product that measures arithmetic
 
 
-ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=8192, rows=4096)  # launches must not count on a GPU
+ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=8192, rows=4096)  # so large that launches do not count on a GPU
 
 
 def probe(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Machine:
     """Measure `device` in `dtype`, or read from `folder` what was measured before.
 
-    What is kept is found again under the same processor, dtype, torch version and thread count only.
+    What was kept counts only for the same processor, dtype, torch version and thread count.
     """
     name = machine_name(device, dtype)
     return Machine(name, **measured_once(folder, "machine", name, FIGURES, lambda: measure(device, dtype)))
@@ -72,7 +72,7 @@ def machine_name(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Until a device has done what it was given."""
+    """Wait until a device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""What the processor is called: what was compiled or measured for one is not for another."""
+"""The processor's name and abilities: what was compiled or measured for one processor does not hold for another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def processor() -> str:
 
 
 def abilities() -> str:
-    """The name, and what the processor can do in eight letters: on Arm all have one name, and hypervisors may show the
-    same one with other abilities."""
+    """The name, and eight letters that stand for what the processor can do: on Arm all have one name, and hypervisors
+    may show the same name with other abilities."""
     told = [fact for fact in _facts() if fact[0] in ABILITIES]
     return f"{processor()} {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
 
