@@ -1,4 +1,4 @@
-"""Drafted rounds of late: what they verified and what came of it, the latest counting most."""
+"""Recent drafted rounds: what they verified and what they gave. The latest count most."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Depths: TypeAlias = Ints | Array
 
 FAINTEST, SURE = 1e-38, 1 - 1e-5  # no mass counts as less or more: its logarithms would drown all others
 KEPT = 128  # rounds
-TINY = 1e-100  # a scale from which on shares are written out anew
+TINY = 1e-100  # scale below which shares are written out anew
 HANDED_ON = 16  # rounds that stand for all of them in a later process
 
 
 class Recent:
-    """The latest rounds, in the order of their coming. Lists, because numpy's calls take longer than so few numbers."""
+    """The latest rounds, in order. Lists, because calls of numpy take longer than so few numbers are worth."""
 
     def __init__(self) -> None:
-        self._masses: list[Mass] = []  # [n] of each one's nodes; never written into, like their depths
+        self._masses: list[Mass] = []  # [n] masses of each one's nodes; never written into, nor are their depths
         self._depths: list[Depths] = []
         self.sizes: list[int] = []  # nodes of each
         self.emitted: list[float] = []  # tokens that each gave, the bonus token included
         self.confidences: list[float] = []  # the target's before each; NaN if unknown
-        self._shares: list[float] = []  # what each weighs, over `_scale`: so that a fading touches one number
+        self._shares: list[float] = []  # weight of each over `_scale`, so that fading changes one number
         self._scale = 1.0
         self.weight = 0.0  # of all
-        self._known = self._sure = 0.0  # of those whose confidence is known, and with it as a factor
+        self._known = self._sure = 0.0  # weight of those with known confidence, and the sum of weight × confidence
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
     def shares(self) -> list[float]:
-        """What each weighs."""
+        """The weight of each round."""
         return [self._scale * share for share in self._shares]
 
     @property
@@ -48,7 +48,7 @@ class Recent:
         return self._sure / self._known if self._known else nan
 
     def features(self, latest: int) -> Array:
-        """`[N, 4]` of the nodes of so many rounds, one behind the other."""
+        """`[N, 4]` features of the nodes of the `latest` so many rounds, one behind the other."""
         masses, depths = self._masses[-latest:], self._depths[-latest:]
         return features_of(np.concatenate(masses, dtype=np.float64), np.concatenate(depths, dtype=np.float64))
 
@@ -66,7 +66,7 @@ class Recent:
         self.weight, self._known, self._sure = factor * self.weight, factor * self._known, factor * self._sure
 
     def add(self, mass: Mass, depths: Depths, emitted: float, confidence: float, share: float = 1.0) -> None:
-        """One more round; the oldest one goes if there are too many."""
+        """Add a round; the oldest one goes if there are too many."""
         if len(self) == KEPT:
             self._count(-self._scale * self._shares[0], self.confidences[0])
             for row in self._rows():
@@ -102,7 +102,7 @@ class Recent:
 
     @classmethod
     def of_json(cls, rounds: list[dict[str, object]], weight: float) -> Recent:
-        """Rounds that weigh so much together. Raises ValueError, KeyError or TypeError for anything else."""
+        """Rounds that together have this weight. Raises ValueError, KeyError or TypeError for any other data."""
         recent = cls()
         for one in rounds:
             logits, depths = np.array(one["logits"], np.float64), 1 + np.array(one["depths"], np.float64)

@@ -1,8 +1,8 @@
 """Traces on disk: what was drafted and verified in every round, and the text that the target wrote.
 
 JSON lines: first a `Header`, then for each answer one line about it and one line for each of its rounds. The text
-is the target's own whatever was drafted, so it says how every draft would have fared, recorded tree or not. A name
-ending in .gz is compressed. Format: docs/benchmarks.md.
+is the target's own whatever was drafted, so it tells how far any tree from a draft would have been accepted, not only
+the verified one. A file whose name ends in .gz is compressed. Format: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Answer:
     prefill_s: float
     decode_s: float
     rounds: Sequence[Round] = ()
-    turn: int = 0  # of a conversation, that the prompt names
+    turn: int = 0  # of the conversation that `prompt` names
 
     def continuation(self, context: int) -> Sequence[int]:
         """What the target wrote after the root of a round behind `context` tokens, as far as the answer goes."""
@@ -85,7 +85,7 @@ def start(path: Path, header: Header) -> None:
 
 
 def append(path: Path, answers: Sequence[Answer]) -> None:
-    """More answers. What was appended before stays readable whatever happens, unless the file is compressed."""
+    """Append answers. What was appended before stays readable whatever happens, unless the file is compressed."""
     _write(path, [line for answer in answers for line in _answer_lines(answer)], "at")
 
 
@@ -135,13 +135,13 @@ def _answers(lines: Iterator[dict[str, Any]]) -> Iterator[Answer]:
 
 
 def _of_older(prompt: str) -> dict[str, Any]:
-    """Prompt and turn where the turn stood behind the prompt's name."""
+    """Prompt and turn from an older trace, in which the turn stands behind the prompt's name."""
     name, mark, turn = prompt.rpartition("#")
     return {"prompt": name, "turn": int(turn)} if mark and turn.isdecimal() else {}
 
 
 def round_to_json(round: Round) -> dict[str, Any]:
-    """Everything in a round; log-probabilities keep three digits, masses are left to the draft where it has them."""
+    """Everything in a round as one line; the logarithms of probabilities and masses keep three digits."""
     line: dict[str, Any] = {"c": round.context, "a": [int(node) for node in round.path], "s": rounded(round.seconds)}
     line |= {"p": rounded(round.predicted)} if round.predicted else {}
     line |= {"pad": round.padding} if round.padding else {}

@@ -1,8 +1,8 @@
 """Replay: what a policy would have done with recorded drafts, under any prices.
 
 The target writes the same text whatever is drafted, so a draft recorded at some token tells how far any tree grown
-from it would have been accepted. Where a policy comes to a token that has no recorded draft, the replay goes on at
-the next one that has; it counts what it skipped, and neither tokens nor time of it.
+from it would have been accepted. Where a policy drafts at a token that has no recorded draft, the replay goes on at the
+next token that has one. Skipped tokens are counted apart; neither they nor their time count in the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORD = "record"  # the policy that drafts after every token
 
 
 class Prices(Protocol):
-    """What knows the cost of a round whose drafter is asked for so many positions."""
+    """Gives the costs of rounds whose drafter is asked for so many positions."""
 
     def costs(self, n_max: int, context: int, positions: int) -> Costs: ...
 
@@ -38,8 +38,8 @@ class Replayed:
 
     tokens: int = 0
     seconds: float = 0.0
-    skipped: int = 0  # tokens for want of a recorded draft: not in `tokens`
-    clipped: int = 0  # rounds whose tree took all that was recorded, somewhere or of a tree: it might have wanted more
+    skipped: int = 0  # tokens that were skipped for want of a recorded draft: not in `tokens`
+    clipped: int = 0  # rounds whose tree took all recorded nodes, or all children of one: it might have wanted more
     rounds: list[Round] = field(default_factory=list)
 
     @property
@@ -55,13 +55,13 @@ class Script:
     drafts: Mapping[int, Lattice | Tree]
     places: Sequence[int]  # the contexts that have one, ascending
     deepens: bool = False  # whether its drafter gives no more positions than it is asked for
-    confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds told it
-    free: frozenset[int] = frozenset()  # contexts of drafts that no drafter ran for
+    confidences: Mapping[int, float] = field(default_factory=dict)  # the target's, where rounds recorded it
+    free: frozenset[int] = frozenset()  # contexts of drafts for which no drafter ran
     faint: Mapping[int, float] = field(default_factory=dict)  # mass below which chains of drafts do not go
 
     @classmethod
     def of(cls, answer: Answer, others: Iterable[Answer] = ()) -> Script:
-        """Drafts of `answer` and of `others` as long as these say the same."""
+        """Drafts of `answer`, and of `others` for as long as their texts are the same."""
         drafts: dict[int, Lattice | Tree] = {}
         confidences: dict[int, float] = {}
         faint: dict[int, float] = {}
@@ -79,7 +79,7 @@ class Script:
         return self.answer.prompt_tokens + len(self.answer.tokens) - 1
 
     def draft(self, context: int, wanted: Asked) -> Lattice | Tree:
-        """What the drafter would have given there, had no more been asked for."""
+        """What the drafter would have given there, had it been asked for no more than `wanted`."""
         draft, positions = self.drafts[context], wanted.positions if self.deepens and context not in self.free else None
         if isinstance(draft, Lattice):
             return Lattice(draft.tokens[:positions, : wanted.width], draft.logp[:positions, : wanted.width])
@@ -89,21 +89,21 @@ class Script:
 
 
 def _while_alike(source: Answer, answer: Answer) -> Answer:
-    """A source with its rounds up to where the two part."""
+    """A source with its rounds up to where its text parts from the answer's."""
     end = source.prompt_tokens + shared(list(source.tokens), list(answer.tokens))
     return replace(source, rounds=[r for r in source.rounds if r.context < end])
 
 
 def _free(answers: Sequence[Answer]) -> frozenset[int]:
-    """Contexts of drafts that no drafter ran for, by what policies asked for: a memory that heard a draft behind every
-    token says more than theirs, so the record's word counts alone where there is no other."""
+    """Contexts of drafts for which no drafter ran, in the rounds of policies that draft. The memory behind `record` has
+    heard a draft after every token and knows more than theirs, so its rounds count only where there are no others."""
     drafting = [answer for answer in answers if answer.policy != RECORD and any(r.drafted for r in answer.rounds)]
     rounds = [r for answer in drafting or answers for r in answer.rounds if r.drafted]
     return frozenset(r.context for r in rounds if not r.asked) - {r.context for r in rounds if r.asked}
 
 
 def scripts(answers: Sequence[Answer]) -> list[Script]:
-    """One for each turn of a prompt: of its answers the one that drafted everywhere, or else that with most drafts."""
+    """A script for each turn of a prompt, from the answer that drafted everywhere, or else the one with most drafts."""
     prompts: dict[tuple[str, int, float], list[Answer]] = {}
     for answer in answers:
         prompts.setdefault((answer.prompt, answer.turn, answer.temperature), []).append(answer)
@@ -115,7 +115,7 @@ def _drafted(answer: Answer) -> tuple[bool, int]:
 
 
 def replay(policy: Policy, texts: Iterable[Script], prices: Prices) -> Replayed:
-    """Run `policy` along the texts. What it learns of acceptance goes on from text to text, as in an engine."""
+    """Run `policy` along the texts. What it learns of acceptance is kept from text to text, as in an engine."""
     played = Replayed()
     models: dict[float, AcceptanceModel] = {}
     for script in texts:
@@ -155,7 +155,7 @@ def _play(policy: Policy, script: Script, prices: Prices, model: AcceptanceModel
 def _round(
     policy: Policy, script: Script, context: int, costs: Costs, model: AcceptanceModel, draft: Lattice | Tree | None
 ) -> tuple[Round, Tree]:
-    """One round as the engine would run it, with what the recorded text makes of it; and its tree."""
+    """One round as the engine would run it, accepted as far as the recorded text goes along; and its tree."""
     root = script.answer.tokens[context - script.answer.prompt_tokens]
     whole = root_only(root) if draft is None else grown(policy, model, draft, root, script.end - context)
     mass, depths = whole.mass[1:], whole.depths[1:]
@@ -182,6 +182,6 @@ def _clipped(tree: Tree, script: Script, context: int, width: int, n_max: int) -
     if isinstance(recorded, Lattice):
         columns = recorded.tokens.shape[1]
         return width > columns and bool(np.bincount(tree.parents[1:]).max() >= columns)
-    cut = script.answer.policy != RECORD or len(recorded) >= Record().n_max  # of less the record has all there was
+    cut = script.answer.policy != RECORD or len(recorded) >= Record().n_max  # a smaller one of `record` is complete
     ends = tree.depths.max() >= script.end - context - 1  # no deeper tree could be emitted
     return cut and not ends and len(tree) == len(recorded) < n_max

@@ -28,11 +28,11 @@ class Round:
     predicted: Mapping[str, float]  # seconds of PARTS that the latency model expected before the round; {}: no opinion
     padding: int = 0  # tokens that the target ran besides, for other requests or to fill a captured width
     draft: Lattice | Tree | None = None  # what it was grown from: candidates, or the whole tree; None without a draft
-    # That the drafter was asked for; None: not known, or it makes no difference; 0: what the text repeats was enough.
+    # Positions that the drafter was asked for; None: unknown, or no matter; 0: it did not run, the text sufficed.
     positions: int | None = None
     grown: int | None = None  # nodes that it was chosen from; None: not known
     confidence: float | None = None  # the target's probability of its likeliest token, on average of visited nodes
-    faint: float = 0.0  # mass below which no chain of the draft goes: what else a recorded tree has is for wider ones
+    faint: float = 0.0  # mass below which no chain of the draft goes; a recorded tree may have fainter nodes
 
     @property
     def asked(self) -> bool:
