@@ -20,7 +20,7 @@ from draftwood.noise import HOTTEST, Ahead, Ints, keys, noisiest
 if TYPE_CHECKING:  # what follows uses methods of tensors alone: without torch the parameters still import
     from torch import Tensor
 
-AT_ONCE = 32  # positions whose keys are made together: to set a generator up takes longer than its numbers
+AT_ONCE = 32  # positions whose keys are made together: setting a generator up takes longer than its numbers do
 LENIENT, HARSH = 0.01, 100.0  # penalties on repetition: far beyond them float32 makes scores infinite, or no number
 
 # (committed tokens + path, scores [V]) -> scores [V]: anything else that shapes the distribution at a node.
@@ -28,7 +28,7 @@ Rule = Callable[[list[int], "Tensor"], "Tensor"]
 
 
 def finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
+    """Whether a value is a finite number that a float can hold."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -54,7 +54,7 @@ class Sampling:
             whole = field.name in ("top_k", "seed")
             if whole and (value != int(value) or not 0 <= value < 2**63):
                 raise BadInput(f"{field.name} is {value}; it must be a whole number from 0 up, below 2^63.")
-            object.__setattr__(self, field.name, int(value) if whole else float(value))  # numpy's, and 50.0
+            object.__setattr__(self, field.name, int(value) if whole else float(value))  # from numpy's, or from 50.0
         if self.temperature < 0:
             raise BadInput(f"temperature is {self.temperature}; it must be 0 (greedy) or more.")
         if not 0 < self.top_p <= 1:
@@ -100,12 +100,12 @@ class Sampler:
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], rule: Rule | None = None, heat: float | None = None
     ) -> None:
-        """`heat` is the temperature that a `rule` has applied by itself; None: there is the sampling's alone."""
+        """`heat` is the temperature that a `rule` applies by itself; None: only the sampling's applies."""
         self.sampling = sampling
         self._heat = min(sampling.temperature if heat is None else heat, HOTTEST)
         self.tokens = list(prompt)  # everything committed
         self._rule = rule
-        self._start, self._keys = 0, np.zeros(0, np.int64)  # of positions from the first number on
+        self._start, self._keys = 0, np.zeros(0, np.int64)  # keys of positions from `_start` on
 
     @property
     def shaped(self) -> bool:
@@ -114,11 +114,11 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether what is drawn is always the largest logit."""
+        """Whether the token of the largest logit is always drawn."""
         return self.sampling.greedy and not self.shaped
 
     def keys(self, ahead: int, count: int = 1) -> Ints:
-        """`[count]` of the draws from the one on that is `ahead` tokens behind the committed ones (`noise.py`)."""
+        """`[count]` keys (`noise.py`) of draws; the first draw is `ahead` tokens behind the committed ones."""
         start = len(self.tokens) + ahead - self._start
         if not 0 <= start <= len(self._keys) - count:
             self._start, start = len(self.tokens) + ahead, 0

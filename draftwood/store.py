@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, content: object) -> None:
     """Write atomically, making folders as needed. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # nobody else's
+    scratch = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # no other writer has this name
     try:
         scratch.write_text(json.dumps(content), encoding="utf-8")
         os.replace(scratch, path)
@@ -42,9 +42,9 @@ def write_json(path: Path, content: object) -> None:
 def measured_once(
     folder: Path | None, kind: str, name: str, figures: Sequence[str], measure: Callable[[], Mapping[str, float]]
 ) -> Mapping[str, float]:
-    """The `figures` that `measure` finds, or that it found before under this `name` and `folder` keeps.
+    """The `figures` that `measure` finds, or that it found before under this `name` if `folder` keeps them.
 
-    A damaged file is measured anew; a folder that cannot be written costs the measurement at each start, nothing else.
+    If the file is damaged, they are measured again; if the folder cannot be written, they are at each start.
     """
     if folder is None:
         return measure()
@@ -67,6 +67,6 @@ def _figures(data: object, name: str, figures: Sequence[str]) -> dict[str, float
 
 
 def differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """What is not as asked, for a sentence; empty if all is."""
+    """What differs from what was asked, as part of a sentence; empty if nothing does."""
     changed = [name for name, value in asked.items() if found.get(name) != value]
     return ", ".join(f"{name} {found.get(name)!r} instead of {asked[name]!r}" for name in changed)

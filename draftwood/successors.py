@@ -1,6 +1,6 @@
-"""What the target itself said follows a token: learned from what it verifies, at no forward of its own.
+"""What the target itself said follows a token, learned from the logits of its verifications at no extra forward.
 
-As in token recycling (arXiv 2408.08696), but with averaged probabilities, so that it can be weighed against others.
+As in token recycling (arXiv 2408.08696), but with averaged probabilities, so that they can be weighed against others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from draftwood.tree import Ints
 
-LEARNED = 8  # of the target's candidates at a node, how many are taken over
-KEPT = 12  # successors that are remembered of each token
+LEARNED = 8  # candidates of the target that are taken over at a node, the likeliest ones
+KEPT = 12  # successors that are remembered for each token
 RECENT = 0.3  # weight of the newest observation against all before it, once there were a few
 LEAST = 256  # tokens that there is room for at first
 NOBODY = -1
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 class Successors:
-    """For each token that was seen its likeliest successors, averaged over the contexts. Arrays, which growth reads."""
+    """The likeliest successors of each token that was seen, averaged over its contexts. Growth reads the arrays."""
 
     def __init__(self) -> None:
         self.slots = np.full(LEAST, NOBODY, np.int32)  # [tokens] where each one's rows are
@@ -58,7 +58,7 @@ class Successors:
             self.probs[at, : len(best)] = [mean[follower] for follower in best]
 
     def make_room(self, tokens: Sequence[int]) -> None:
-        """For rows of all these."""
+        """Make room for the rows of all these tokens."""
         self.slots = _longer(self.slots, 1 + max(tokens, default=0), NOBODY)
         rows = self.rows + len(tokens)
         self.seen, self.probs = _longer(self.seen, rows, 0), _longer(self.probs, rows, 0.0)
@@ -66,7 +66,7 @@ class Successors:
 
 
 def _longer(rows: NDArray[Any], least: int, fill: float) -> NDArray[Any]:
-    """With room for `least` of them."""
+    """The rows, with room for at least `least` of them."""
     if least <= len(rows):
         return rows
     more = max(least, 2 * len(rows)) - len(rows)

@@ -61,7 +61,7 @@ class Tree:
     parents: Ints  # [1 + N]
     depths: Ints  # [1 + N]
     mass: Floats  # [1 + N]
-    sources: Ints | None = None  # [1 + N] which of the pooled opinions speaks loudest for a node; None: there is one
+    sources: Ints | None = None  # [1 + N] source of the opinion that weighs most in a node; None: there is only one
 
     def __len__(self) -> int:
         return len(self.tokens) - 1
@@ -87,7 +87,7 @@ class Tree:
         return np.frombuffer(bytearray().join(rows), np.bool_).reshape(size, size)
 
     def up_to_depth(self, depth: int) -> Tree:
-        """The tree without its nodes below `depth`; order and masses stay."""
+        """The tree without nodes deeper than `depth`; order and masses stay."""
         if depth >= len(self):  # none is deeper than there are nodes
             return self
         keep = self.depths <= depth
@@ -128,7 +128,7 @@ FAINT = 0.01
 class Conditional(Protocol):
     """A draft whose candidates depend on the path to them. Growth asks for them node by node.
 
-    A place is whatever the draft has to know about a node; nobody else looks into it.
+    A place is whatever the draft has to know about a node; only the draft knows what is in it.
     """
 
     @property
@@ -150,7 +150,7 @@ class Conditional(Protocol):
 
 
 class Growable(ABC):
-    """A conditional draft whose tree may be had in a quicker way than by asking node by node."""
+    """A conditional draft that may have a quicker way to make its tree than to be asked node by node."""
 
     @property
     def asked(self) -> bool:
@@ -162,7 +162,7 @@ class Growable(ABC):
         """The best-first tree below the token `root`: at most `n_max` nodes, none that costs more than `most`, no child
         of one that costs more than `barren`. None where there is no quicker way.
 
-        With noise `ahead` as who knows it (`foresight.py`) sees the draft.
+        With noise `ahead`, the tree of the draft weighed by that noise (`foresight.py`).
         """
 
 
@@ -197,8 +197,8 @@ def matched(tree: Tree, text: Sequence[int]) -> list[int]:
 
 
 def shared(a: list[int], b: list[int]) -> int:
-    """How many tokens two texts begin with alike. Whole parts are compared: one by one, a long text takes longer than
-    a mask of its grammar."""
+    """How many tokens two texts begin with alike. Whole parts are compared: token by token, a long text would take
+    longer than a mask of its grammar."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""A lattice whose candidates know the one before: a conditional draft that is computed as a whole."""
+"""A lattice whose candidates depend on the one before: a conditional draft that is computed as a whole."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Place: TypeAlias = tuple[int, int]  # depth of the node's children from 0 on, an
 
 
 class Trellis(Growable):
-    """Marginals, and what each candidate of a depth makes of those of the next.
+    """Marginals, and behind each candidate of a depth the probabilities of those of the next.
 
-    Behind a token that is no candidate the marginals hold as they are.
+    Behind a token that is no candidate the marginals hold.
     """
 
     faint = 0.0
@@ -25,8 +25,8 @@ class Trellis(Growable):
     def __init__(self, lattice: Lattice, pairs: Floats, grow: Grow | None = None, ahead: Ahead | None = None) -> None:
         """`pairs` `[D - 1, K, K]`: log p(tokens[d + 1, b] | tokens[d, a]), exact like the lattice's own.
 
-        `grow` gives the tree that asking for children would, if there is a quicker way. The noise of draws `ahead`
-        falls on all rows, which are weighed anew where they are looked at (`foresight.py`).
+        `grow`, if there is a quicker way, gives the tree that asking for children would. All rows are weighed by the
+        noise of draws `ahead`, each when it is first read (`foresight.py`).
         """
         depth, width = lattice.tokens.shape
         assert pairs.shape == (max(depth - 1, 0), width, width), (
@@ -78,9 +78,9 @@ class Trellis(Growable):
 
 
 def weighed(logp: Sequence[float], noise: Sequence[float]) -> tuple[list[float], float]:
-    """Log-probabilities with noise, and the log of what they sum to beside the rest, which has its share without any.
+    """Log-probabilities with noise, and the log of their sum with the rest, which keeps its share without noise.
 
-    What is dead, or not a number, stays so.
+    What is not a number is dead, too.
     """
     logp = [min(x, 0.0) if x > -inf else -inf for x in logp]
     sums = [x + g for x, g in zip(logp, noise, strict=True)]
@@ -88,5 +88,5 @@ def weighed(logp: Sequence[float], noise: Sequence[float]) -> tuple[list[float],
 
 
 Block: TypeAlias = Lattice | Trellis  # what one block of a drafter predicts
-# The best-first tree below a root: most nodes, the most that one may cost, and the most that one with children may.
+# Trellis, root, most nodes, highest cost of a node and of one with children -> the best-first tree
 Grow: TypeAlias = Callable[[Trellis, int, int, float, float], Tree]

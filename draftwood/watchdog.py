@@ -10,9 +10,9 @@ import numpy as np
 
 from draftwood.trace import Round
 
-ENOUGH = 128  # drafted rounds, the latest: an opinion needs them all
-FAR = 0.3  # of the expected draft tokens: a hard text may reach 0.4 where nothing is wrong
-CHAIN = 4  # nodes: a tree at least as good as most of a chain
+ENOUGH = 128  # latest drafted rounds; before there are as many, there is no opinion
+FAR = 0.3  # share of the expected draft tokens: a hard text may reach 0.4 where nothing is wrong
+CHAIN = 4  # nodes: a tree of so many is at least as good as most of a chain
 LONG = 4096  # tokens of context that drafters are rarely trained for
 
 
@@ -27,14 +27,14 @@ class Circumstances:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Watches the rounds of one target and drafter; `promise` is the tokens a round that the drafter's card names."""
+    """Watches the rounds of one target and drafter; the drafter's card promises `promise` tokens a round."""
 
     promise: float | None = None
     told: bool = False
     _latest: deque[Round] = field(default_factory=lambda: deque(maxlen=ENOUGH))
 
     def watch(self, rounds: Iterable[Round], where: Circumstances) -> str | None:
-        """The sentence, the first time that there is reason for it."""
+        """The sentence, but only the first time that there is reason for it."""
         self._latest.extend(r for r in rounds if r.n)
         if self.told or len(self._latest) < ENOUGH:
             return None
