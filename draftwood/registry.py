@@ -91,7 +91,7 @@ def drafter_specs(spec: Named) -> list[str]:
         given = [fspath(each) for each in ([spec] if isinstance(spec, str | PathLike) else spec)]
     except TypeError:
         raise BadInput(
-            f"The drafter is {spec!r}, not the name of one or a list of names; a class of your own gets a name as an "
+            f"The drafter is {spec!r}; expected a name or a list of names; a class of your own gets its name as an "
             f"entry point of the group {DRAFTERS}."
         ) from None
     specs = [part for each in given for part in ([each] if Path(each).is_dir() else each.split("+"))]
@@ -109,7 +109,7 @@ def drafter_bytes(spec: Named, itemsize: int) -> int:
 
 
 def check_drafters(spec: Named) -> None:
-    """Raises BadInput for a name that is none, or twice there. Nothing is imported for it: drafters need torch."""
+    """Raises BadInput for a name that is unknown, or is there twice. Imports no drafters, since they need torch."""
     for each in drafter_specs(spec):
         if each != "none":
             _drafter_entry(each)
@@ -134,7 +134,7 @@ def _drafter_entry(spec: str) -> tuple[EntryPoint, str]:
 
 
 def _entry(group: str, name: str) -> EntryPoint | None:
-    """A built-in name stays ours whatever is installed; it is found without a look at that."""
+    """A built-in name stays ours whatever is installed, and is found without searching installed packages."""
     return _built_in(group).get(name) or _entries(group).get(name)
 
 

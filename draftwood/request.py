@@ -10,7 +10,7 @@ from draftwood.policies.base import Policy
 from draftwood.sampling import Sampler
 from draftwood.tree import Tree
 
-SPARE = 64  # slots behind the text for trees: those of a whole `n_max` would spread a batch's keys over more pages
+SPARE = 64  # slots, at most, for trees behind the text: `n_max` of them would spread a batch's keys over more pages
 
 
 @dataclass(slots=True, eq=False)
@@ -21,14 +21,14 @@ class Request:
     prompt: int  # tokens of the prompt
     end: int  # tokens that prompt and answer may have together
     policy: Policy
-    acceptance: AcceptanceModel  # of requests of its kind
+    acceptance: AcceptanceModel  # shared with other requests of its kind
     stop_ids: frozenset[int] = frozenset()
-    likelihoods: int | None = None  # how many alternatives are told of each token; None: not even its own likelihood
+    likelihoods: int | None = None  # alternatives to report for each token; None: not even its own likelihood
     foresees: bool = False  # whether its trees know the noise of its draws (`foresight.py`)
     filled: int = 0  # tokens in the caches
     finished: bool = False
     start: float = field(default_factory=perf_counter)
-    # Of its own text, for where requests compete: from joining on.
+    # What its own text taught, for rounds in which requests compete; exists from joining on.
     own: AcceptanceModel = field(init=False, repr=False)
 
     @property
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def capacity(self) -> int:
-        """Slots to make in the caches. A tree that is wider than the rest of the answer and these makes them grow."""
+        """Slots to make in the caches. They grow if a tree needs more room than the rest of the answer and SPARE."""
         return self.end + 1 + min(self.policy.n_max, SPARE)
 
     @property

@@ -40,12 +40,13 @@ class Prefix:
 class Rounds(Protocol):
     """The rounds of the requests that have joined: `propose`, `verify`, `settle`, again and again.
 
-    A prompt comes as known parts. The batch commits to a request's sampler what `settle` gave before it proposes again.
+    A prompt comes as known parts. Before it proposes again, the batch commits what `settle` gave to the request's
+    sampler.
     """
 
     @property
     def ahead(self) -> bool:
-        """Whether a round is begun before the text of the one before leaves, so that its work goes on meanwhile."""
+        """Whether a round begins before the text of the previous one is handed out, so that work goes on meanwhile."""
         ...
 
     @property
@@ -58,13 +59,13 @@ class Rounds(Protocol):
         ...
 
     def leave(self, request: Request) -> Prefix | None:
-        """The request is over, or abandoned; what is left of it, if that is its own."""
+        """Remove a request that is finished or abandoned; returns what the caches hold of it, if it owns that."""
         ...
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
-        """draft, grow: something for each request, or None if nothing was drafted for it.
+        """draft, grow: a proposal for each request, or None if nothing was drafted for it.
 
-        Where rounds run ahead, `drafts` asks for the trees after these.
+        Where rounds run ahead, `drafts` is about the trees after these.
         """
         ...
 
@@ -74,7 +75,7 @@ class Rounds(Protocol):
         ...
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
-        """accept, commit: what the target made of each part; None of a chunk that does not end its prompt."""
+        """accept, commit: the target's verdict on each part; None for a chunk that does not end its prompt."""
         ...
 
 
@@ -149,7 +150,7 @@ class HostRounds:
 
 def _verdicts(parts: Sequence[Part], result: Verified) -> list[Verdict | None]:
     rows = result.rows or Rows.of(result.logits)
-    if len(parts) == 1:  # often: no view is made
+    if len(parts) == 1:  # the usual case, which needs no views
         return [_judge(parts[0], result.logits, rows)]
     sizes = [1 if part.known else part.size for part in parts]
     each = zip(parts, result.logits.split(sizes), accumulate(sizes, initial=0), strict=False)
@@ -157,7 +158,7 @@ def _verdicts(parts: Sequence[Part], result: Verified) -> list[Verdict | None]:
 
 
 def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
-    """The target's verdict on a part, from its `logits` [1 + N, V]; of known text those of the last token."""
+    """The target's verdict on a part, from its `logits` [1 + N, V]; for known text, from those of its last token."""
     if part.known and not part.ends_prompt:
         return None
     top = part.request.likelihoods
@@ -169,13 +170,13 @@ def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
 
 
 def _heeds(part: Part) -> bool:
-    """Whether to look how sure the target is: a pass over a row of each visited node, so only at every fourth token."""
+    """Whether to measure the target's confidence, only at every fourth token: it takes a pass over each visited row."""
     request = part.request
     return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 4 == 0
 
 
 def _accepted(tree: Tree, sampler: Sampler, logits: Tensor, rows: Rows | None) -> Verdict:
-    """What the target draws at the nodes that are visited: few are, of a wide tree."""
+    """Walk the tree, drawing the target's token only at nodes that are visited: few are, in a wide tree."""
     if sampler.shaped or rows is None:
         return accept(tree, lambda node, path: sampler.draw(logits[node], path))
     # No node is deeper than there are nodes.
@@ -183,14 +184,14 @@ def _accepted(tree: Tree, sampler: Sampler, logits: Tensor, rows: Rows | None) -
 
 
 def _confidence(logits: Tensor, rows: Rows | None, nodes: Sequence[int]) -> float:
-    """The probability of the likeliest token, on average of some nodes."""
+    """The probability of the target's likeliest token, averaged over some nodes."""
     if rows is not None:
         return sum(map(rows.confidence, nodes)) / len(nodes)
     return float(torch.softmax(logits[nodes].float(), -1).amax(-1).mean())
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Likelihood, ...]:
-    """Of each of `tokens`, drawn from a row of `logits` [M, V]: its log-probability and the `top` likeliest."""
+    """For each of `tokens`, drawn from a row of `logits` [M, V]: its log-probability and the `top` likeliest tokens."""
     logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
     own = logp[torch.arange(len(tokens)), list(tokens)].tolist()
     values, ids = (part.tolist() for part in logp.topk(top))

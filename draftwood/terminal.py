@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load(target: str | None, drafter: Sequence[str] | None, policy: str | None = None, **options: Any) -> LLM:
-    """`draftwood.load` with what the flags say; one that may be repeated and is absent may be an empty list."""
+    """`draftwood.load` with the values of flags. A repeatable flag that is absent may give an empty list."""
     from draftwood import llm
 
     hide_progress_bars()
@@ -21,7 +21,7 @@ def load(target: str | None, drafter: Sequence[str] | None, policy: str | None =
 
 
 def hide_progress_bars() -> None:
-    """Keep transformers' bars out of logs and pipes; in a terminal they tell why it takes long.
+    """Keep transformers' progress bars out of logs and pipes; in a terminal they tell why loading takes long.
 
     Of several processes only the first shows them, and none lists the layers that are not divided.
     """

@@ -22,7 +22,7 @@ class TextStream:
     """Turns one request's tokens into text pieces whose concatenation is the text."""
 
     def __init__(self, tokenizer: Decoder, stops: str | Iterable[str] | None = (), before: Sequence[int] = ()) -> None:
-        """`before`: tokens that this text goes on from: some decoders drop the blank at the beginning of a text."""
+        """`before`: tokens that this text continues, since some decoders drop the blank at the beginning of a text."""
         stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         if not all(isinstance(s, str) and s for s in stops):
             raise BadInput("A stop string is empty; give the text at which to stop.")
@@ -57,9 +57,9 @@ class TextStream:
         return self._release(after[len(before) :])
 
     def _unfinished(self, before: str, after: str) -> str:
-        """Where no character was whole for so long the newest token may begin one; else all would be decoded anew for
-        each token, and none of it shown."""
-        if not self._decode(self._ids[-1:]) and self._decode(self._ids[self._start : -1]) == after:  # a special one
+        """The text to show after many tokens without a whole character: all but the last few, which may begin one. Else
+        all of them would be decoded again for each new token, and none would ever be shown."""
+        if not self._decode(self._ids[-1:]) and self._decode(self._ids[self._start : -1]) == after:  # a special token
             self._ids.pop()
             return ""
         last = len(self._ids) - CHARACTER + 1

@@ -1,6 +1,6 @@
-"""What `doctor` says of threads: they wait for each other, and long where others use their cores.
+"""What `doctor` says of threads, which wait for each other, and wait long where other programs use their cores.
 
-Compiled products follow the load by themselves (`cores.py`); of PyTorch's it is said what would be quicker.
+Compiled products follow the load by themselves (`cores.py`); for PyTorch's, it says what number would be quicker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GAIN = 1.3  # fewer threads have to be this much quicker to be worth a word
 
 
 def advice(dtype: torch.dtype) -> str:
-    """How many threads steps have on this CPU, and how many would serve them better just now. Some seconds."""
+    """How many threads a step uses on this CPU, and how many would be better just now. Takes some seconds."""
     if takes(torch.empty(2, 2, dtype=dtype)) and (said := followed(torch.get_num_threads(), free())):
         return said
     return told(measure(dtype))
@@ -33,7 +33,7 @@ def free() -> float:
 
 
 def followed(most: int, free: float) -> str | None:
-    """A sentence about steps that take fewer threads, since only so many cores are free."""
+    """A sentence about steps that use fewer threads because only so many cores are free; None if they use all."""
     now = fitting(most, free)
     if now == most:
         return None
@@ -44,7 +44,7 @@ def followed(most: int, free: float) -> str | None:
 def measure(dtype: torch.dtype) -> dict[int, float]:
     """Number of threads -> seconds of a step's products: as many as steps have, half of them, and one.
 
-    Means, not the best: what others take is what is looked for.
+    Means, not the best times: the load of other programs is what is to be measured.
     """
     usual = torch.get_num_threads()
     once = step(dtype)

@@ -1,4 +1,4 @@
-"""What rounds took, for the latency models: learned from when several are over, for that takes its time, too."""
+"""What rounds took, for the latency models, which learn from several at once because learning takes time, too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from draftwood.learned import reach
 from draftwood.trace import Round
 
 SURPRISING = 1.2  # times the expected seconds of a forward
-# Rounds whose seconds are learned from at once: at first, and of all that are known one in so many, at most.
+# Rounds whose seconds are learned from at once: at first; then one in so many of all known ones; and at most.
 SECONDS_TOGETHER, ONE_IN, MOST_TOGETHER = 4, 8, 32
 
 
 class _Kind(NamedTuple):
-    """Of rounds that teach the same thing."""
+    """What rounds that teach the same thing have in common."""
 
     requests: int
     first: bool  # drafts where the round before it did not
@@ -30,7 +30,7 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """A round for the latency model. It is learned from when it is over, so in a later one's `observe`."""
+    """A round for the latency model. It can be learned from only when it is over, in the `observe` of a later one."""
 
     round: Round
     requests: int
@@ -39,7 +39,8 @@ class _Timed:
 
     @property
     def surprises(self) -> bool:
-        """Whether the forward took much longer than was expected: who chose its width would choose it again."""
+        """Whether the forward took much longer than expected. Unless that is learned at once, its width is chosen
+        again."""
         return self.round.seconds.get("verify", 0.0) > SURPRISING * self.round.predicted.get("verify", inf)
 
     @property
@@ -49,22 +50,23 @@ class _Timed:
 
 
 class Timings:
-    """Of one batch's rounds."""
+    """The timings of one batch's rounds."""
 
     def __init__(self, latency_of: Callable[[int], LatencyModel]) -> None:
         """`latency_of(requests)` is the model for batches of that size."""
         self._latency_of = latency_of
         self._timed: list[_Timed] = []
-        self._learning_s = 0.0  # of one of those that were learned from last
+        self._learning_s = 0.0  # per round of those that were learned from last
 
     def add(self, round: Round, requests: int, drafted: int, first: bool) -> None:
-        """A round of so many requests, of which so many were drafted for; a `first` one is as in `LatencyModel`."""
+        """Add a round of so many `requests`, of which `drafted` were drafted for; `first` is as in `LatencyModel`."""
         self._timed.append(_Timed(round, requests, drafted, first))
 
     def learn_some(self, requests: int) -> float:
-        """Learn every so many rounds, the more the more are known, and at once where one was far off.
+        """Learn every so many rounds (more when more are known), and at once where one was far off.
 
-        Gives the seconds that it takes per round: each one's `observe` pays the same, or one of them would look dear.
+        Returns the seconds that learning takes per round, which the `observe` of every round is charged: otherwise one
+        of them would look expensive.
         """
         rounds, known = len(self._timed), self._latency_of(requests).seen
         due = min(max(SECONDS_TOGETHER, known // ONE_IN), MOST_TOGETHER)
@@ -75,7 +77,8 @@ class Timings:
         return self._learning_s
 
     def learn(self) -> None:
-        """What the last rounds took. Drafting for some is another model's business than verifying beside all."""
+        """Learn what the last rounds took. A draft's seconds go to the model for as many requests as were drafted for,
+        all others to the model for the whole batch."""
         alike: dict[_Kind, list[Round]] = {}
         for timed in self._timed:
             round = timed.round

@@ -19,17 +19,17 @@ MISTAKES = {kind.__name__: kind for kind in (DraftwoodError, BadInput, BadModel,
 
 
 def write(value: Any) -> bytes:
-    """Of plain values, lists, tuples, arrays, dtypes of torch, RECORDS and mistakes; of others raises TypeError."""
+    """The bytes of plain values, lists, tuples, arrays, torch dtypes, RECORDS and mistakes; TypeError for others."""
     return json.dumps(_plain(value)).encode()
 
 
 def read(message: bytes) -> Any:
-    """What `write` was given, equal to the bit; a mistake of a kind that is not ours as a DraftwoodError."""
+    """What `write` was given, equal to the bit; a mistake of an unknown kind becomes a DraftwoodError."""
     return json.loads(message, object_hook=_rebuilt)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON, where an object's one name says what its list stands for."""
+    """A value as JSON, in which an object's only name says what its list stands for."""
     match value:
         case None | bool() | int() | float() | str():
             return value
