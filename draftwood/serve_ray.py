@@ -3,9 +3,9 @@
     DRAFTWOOD_SERVE_NUM_REPLICAS=2 serve run draftwood.serve_ray:app
     serve.run(build_app(target=…, drafter=…, num_replicas=2))
 
-Each replica is the whole server of `draftwood serve` without its socket. Before them stands a thin door, which names
-the conversation that a request belongs to. Ray's consistent-hash router sends all requests of one name to the same
-replica, or to the next one where that one is full, so that known prefixes are found.
+Each replica is the whole server of `draftwood serve` without its socket. In front of them stands a thin `Door`, which
+names the conversation that a request belongs to. Ray's consistent-hash router sends all requests of one name to the
+same replica, or to the next one where that one is full, so that known prefixes are found.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from draftwood.serve.options import Options
 LOG = logging.getLogger("draftwood.serve")
 REPLICA = b"x-draftwood-replica"  # a header of answers
 ROUTER: Any = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-AHEAD = 2  # requests that a replica takes for each seat; the next one goes elsewhere
+AHEAD = 2  # requests that a replica accepts for each that it can run at once; further ones go elsewhere
 UPSCALE_S = 30.0  # that a queue must be too long before another replica starts: Ray's own default
-TEXTS = ("target", "policy", "dtype", "device", "target_path", "name", "api_key")  # settings that are no JSON
+TEXTS = ("target", "policy", "dtype", "device", "target_path", "name", "api_key")  # settings that are not read as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Scale:
     gpus: float = 0.0
     cpus: float = 1.0
     doors: int = 1
-    health_s: float = 10.0  # between two looks at a replica
+    health_s: float = 10.0  # between two health checks of a replica
 
     def __post_init__(self) -> None:
         for name, count in (("num_replicas", self.replicas), ("num_doors", self.doors)):
@@ -100,17 +100,17 @@ class Replica:
         finally:
             gone.set()
             await asyncio.gather(task, return_exceptions=True)
-            if not task.cancelled() and (error := task.exception()):  # no web server stands here to log it
+            if not task.cancelled() and (error := task.exception()):  # there is no web server here to log it
                 LOG.error("a request could not be answered", exc_info=error)
 
     async def metrics(self, scope: dict[str, Any]) -> tuple[str, str] | None:
-        """Who this is, and what the application tells of itself; None if it refuses."""
+        """This replica's id and the application's metrics; None if it refuses to give them."""
         start, *rest = [message async for message in self.answer(scope, b"")]
         told = b"".join(message.get("body", b"") for message in rest).decode()
         return (self._id.decode(), told) if start["status"] == 200 else None
 
     def check_health(self) -> None:
-        """Ray Serve asks now and then, and starts a replica anew that raises."""
+        """Called by Ray Serve now and then, which restarts a replica that raises."""
         if why := self._scheduler.sick:
             raise RuntimeError(why)
 
@@ -118,7 +118,7 @@ class Replica:
 def application(load: Callable[[], Any], options: Options, scale: Scale) -> serve.Application:
     """Replicas of what `load` returns, an `LLM`, behind a door.
 
-    A replica that is replaced has as long as any request may take to end what it has begun.
+    A replica that is replaced may finish what it has begun, for as long as any request may take.
     """
     patience: dict[str, Any] = dict(
         graceful_shutdown_timeout_s=options.deadline_s, graceful_shutdown_wait_loop_s=0.5, health_check_timeout_s=30
@@ -199,7 +199,7 @@ def _check_names(limits: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(Options)]
     for name in limits:
         if name not in known:
-            raise BadInput(f"There is no setting {name!r} of replicas.{nearest(name, [*known, *SETTINGS])}")
+            raise BadInput(f"Replicas have no setting {name!r}.{nearest(name, [*known, *SETTINGS])}")
 
 
 def _check_kinds(given: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
 
 
 def _check_models(target: str | PathLike[str] | None, drafter: registry.Named | None, policy: str | None) -> None:
-    """As the command line does: here a mistake is one sentence, in a replica one that never starts."""
+    """Check names as the command line does: here a mistake becomes one sentence, in a replica it would never start."""
     if drafter is not None:
         registry.check_drafters(drafter)
     if policy is not None:
@@ -239,7 +239,7 @@ def _gpus(device: str) -> float:
 
 
 def _value(name: str, text: str) -> Any:
-    """A setting of the environment: JSON where it is some, else the text. Raises BadInput if it is of no use there."""
+    """A setting from the environment: JSON if it can be read as such, else text. Raises BadInput for a wrong value."""
     value: Any = text
     if name not in TEXTS:
         with suppress(ValueError):

@@ -1,8 +1,8 @@
 """The target: a transformers causal LM that verifies whole trees in one forward and shows its hidden states.
 
 The forward takes one of two paths: `universal.py` serves any model, `lean.py` dense Llama-shaped ones with less
-around the matrix products. Whether a model really follows a tree on its path is checked once at load by comparing
-a small tree with the model's plain forward.
+overhead around the matrix products. Whether a model really follows a tree on its path is checked once at load by
+comparing a small tree with the model's plain forward.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Target:
         Raises
         ------
         BadModel: it cannot be rewound, or does not follow a tree mask.
-        BadInput: an unknown path, the lean one for a model of another shape, or bits that nothing here can keep.
+        BadInput: an unknown path, the lean one for a model of another shape, or width invariance where none is had.
         """
         self.model = model.eval()
         self.name = name
@@ -79,7 +79,7 @@ class Target:
             raise BadModel(f"{name} lies on several devices; load it on one, without device_map.")
         self.weight_bytes, self._experts = weight_bytes(model), experts(model)
         self._query_width = sum(query_widths(self.config)) // self.num_layers
-        self._key_width = sum(kv_widths(self.config))  # in all layers; counted once: every price asks
+        self._key_width = sum(kv_widths(self.config))  # in all layers; counted once, since every price needs it
         names = ("logit_scale", "logits_scaling", "final_logit_softcapping")  # Cohere, Granite, Gemma
         self._finishing = tuple(getattr(self.config, name, None) for name in names)
         self.path = choose_path(model, name, path, pack, width_invariant)
@@ -118,8 +118,8 @@ class Target:
     def context_limit(self) -> int:
         """The most tokens that prompt and answer may have together.
 
-        Where longer texts turn all of their positions otherwise (`longrope`), those of the shorter ones: what a cache
-        holds of a text would be wrong from there on.
+        With `longrope`, longer texts rotate all of their positions differently. The limit is then that of shorter
+        texts, since a cache would hold wrong keys of a text from there on.
         """
         rope = getattr(self.config, "rope_parameters", None) or {}
         longest: int = getattr(self.config, "max_position_embeddings", None) or 2**31
@@ -138,7 +138,7 @@ class Target:
         return 2 * self._kv_width() * stored(self.dtype, self.path.exact_cache).itemsize
 
     def _kv_width(self) -> int:
-        """In all layers."""
+        """The size of a token's key in all layers together."""
         return self._key_width
 
     @property
@@ -223,12 +223,12 @@ class Target:
 
     # --- whose model it is -------------------------------------------------------------------------------
     def attach(self) -> None:
-        """Take a model back that `release` gave away."""
-        self._first = first_weight(self.model)  # asking transformers takes ten times as long, in every round
+        """Take the model back after `release`."""
+        self._first = first_weight(self.model)  # every round needs it, and transformers takes ten times as long
         self.path.attach()
 
     def release(self) -> None:
-        """Give the model back as its users know it."""
+        """Give the model back in the state that its users know."""
         self.path.release()
 
     @contextmanager
@@ -242,7 +242,7 @@ class Target:
 
 
 def first_weight(model: PreTrainedModel) -> Tensor:
-    """What says of which dtype a model is, and where."""
+    """A weight that tells a model's dtype and device."""
     return next(weight for weight in model.parameters() if weight.is_floating_point())
 
 
@@ -285,7 +285,7 @@ def choose_path(model: PreTrainedModel, name: str, asked: str, pack: bool, invar
 
 
 def check_invariant(path: lean.Lean, name: str) -> None:
-    """Raise BadInput where the one attention that keeps bits on a GPU does not run."""
+    """Raise BadInput where the only attention that is width-invariant on a GPU does not run."""
     reason = attention.explain(path.model.device, path.model.dtype, path.shape.head_dim)["triton"]
     if reason is not None:
         raise BadInput(f"{name} cannot be width-invariant here: its attention would have to be Triton's, but {reason}.")
@@ -306,7 +306,7 @@ def refuse_unrewindable(config: PretrainedConfig, name: str, recurrent: bool = F
 @torch.inference_mode()
 def check_tree_attention(target: Target) -> None:
     """Refuse a model whose tree forward differs from its plain forward on a chain with a decoy branch."""
-    # Ordinary tokens: rounding moves what a model makes of special ones, which come first, by up to a tenth in bf16.
+    # Ordinary tokens: for special ones, which have the lowest ids, rounding in bf16 moves logits by up to a tenth.
     tokens = [target.vocab_size // part for part in (11, 7, 5, 3)]
     with runs(target, "in transformers"), target.plain_transformers() as model:
         expected = model(input_ids=torch.tensor([tokens], device=target.device)).logits[0, -1].float()

@@ -14,7 +14,7 @@ ROWS = 64  # on a GPU they take hardly longer than one
 
 
 class UniformLinear(nn.Module):
-    """`linear`, always of `ROWS` rows at a time."""
+    """`linear`, always run for `ROWS` rows at a time."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()

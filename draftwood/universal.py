@@ -1,4 +1,4 @@
-"""The universal path: a model's own modules run, with our attention, our cache and the plan handed down.
+"""The universal path: a model's own modules run, with draftwood's attention and cache and with the plan passed down.
 
 Works for any transformers causal LM that lets its attention be exchanged and its cache be rewound. Tapped layers
 are read by forward hooks.
@@ -54,7 +54,7 @@ class Universal:
     exact_cache = False
 
     def __init__(self, model: PreTrainedModel, name: str, pack: bool = False) -> None:
-        """`pack` the weights for a CPU: for models of our own."""
+        """`pack` lays the weights out for a CPU: for models that nobody else uses."""
         if not getattr(model, "_supports_attention_backend", False):
             raise BadModel(
                 f"{name} ({type(model).__name__}) does not let its attention be exchanged; draftwood needs a "
@@ -80,7 +80,7 @@ class Universal:
         self.tap(self._layers)
 
     def release(self) -> None:
-        """Give the model back as its users know it; `attach` takes it again."""
+        """Give the model back in the state that its users know; `attach` takes it again."""
         self._taps.remove()
         self.model.set_attn_implementation(self._usual_attention)
 
