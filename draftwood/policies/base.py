@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftwood.tree import Draft, Floats, Tree
 
-OPTIMISM = 1.5  # standard errors: to go on in doubt costs little, to stop costs what drafting would have brought
+OPTIMISM = 1.5  # standard errors: going on in doubt costs little, stopping costs what drafting would have gained
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Costs:
         return self.draft_s + self.aux_s + self.verify_s
 
     def stepped(self, widths: Sequence[int]) -> Costs:
-        """The same where only these numbers of tokens can run (ascending, the last at least n_max + 1)."""
+        """The costs where only these numbers of tokens can run (ascending, the last at least n_max + 1)."""
         widths = tuple(widths)
         if widths not in self._stepped:
             ran = np.asarray(widths)[np.searchsorted(widths, np.arange(1, 1 + len(self.verify_s)))]
@@ -57,13 +57,13 @@ class Costs:
 
     @cached_property
     def _stepped(self) -> dict[tuple[int, ...], Costs]:
-        return {}  # rounds of one price ask again and again
+        return {}  # kept, since rounds of one price ask again and again
 
     def beside(self, tokens: int, requests: int = 1, read: int = 0) -> Costs:
-        """The same for nodes of a batch whose forward holds `tokens` besides, and reads `read` tokens of prompts.
+        """The costs of nodes in a batch whose forward also holds `tokens` others, and reads `read` tokens of prompts.
 
         Reading is paid for whatever is drafted, so only what it does to the price of nodes counts: a round must not
-        draft because it takes long anyway. Drafts are those of all requests.
+        draft because it takes long anyway. Drafts are those of all requests together.
         """
         held = tokens + read
         if not held:
@@ -75,7 +75,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What one request would get out of a drafted round, on average."""
+    """What a drafted round would give one request, on average."""
 
     tokens: float  # emitted, the bonus token included
     nodes: float  # verified
@@ -89,7 +89,7 @@ class Outlook:
     gain: float  # tokens per second to expect of a drafted round, over plain decoding's; NaN if unknown
     idle: int  # rounds since the drafter last ran
     resume: float = 0.0  # plain steps that a draft after a pause takes beyond one that goes on
-    hope: float = 0.0  # of so much more gain, which the doubt about it leaves and the ledger affords
+    hope: float = 0.0  # how much more gain is possible, by the doubt about it and what the ledger affords
     saved: float = 0.0  # share of the time that drafting has saved lately
 
 
@@ -128,7 +128,8 @@ class Policy(Protocol):
     def grow(self, draft: Draft, root: int, faint: float = 0.0, most: int | None = None) -> Tree:
         """The candidate tree, at most `n_max` nodes, best first. A `Growth` can also be followed on a device.
 
-        A calibrated policy is told below what mass, and behind how many nodes, no recent tree had any use for more.
+        A calibrated policy gets limits: recent trees had no use for nodes of less mass than `faint`, or for more than
+        `most`.
         """
         ...
 
@@ -153,10 +154,10 @@ class Joint(ABC):
     ) -> list[bool]:
         """For which requests to run the drafter.
 
-        None is a request that nothing is known of. `idle` counts rounds since all were drafted for, `draft_s[k]` is
-        what drafting for k requests takes.
+        A prospect of None says that nothing is known about the request. `idle` counts rounds since all requests were
+        drafted for; `draft_s[k]` is what drafting for k requests takes.
         """
 
     @abstractmethod
     def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
-        """How many nodes of each request to verify; costs are indexed by the nodes of all of them together."""
+        """How many nodes of each request to verify; costs are indexed by the nodes of all requests together."""

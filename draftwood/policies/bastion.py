@@ -25,7 +25,7 @@ from draftwood.tree import Floats
 class Bastion(Joint):
     """The smallest n whose (1 + Φ(n)) / (T_draft + T_aux(n) + T_verify(1 + n)) is within `slack` of the largest.
 
-    In a batch the requests' nodes stand in one line by mass, and n, the best there, is how many of it are verified.
+    In a batch the nodes of all requests are put into one order by mass, and the best n of that order are verified.
     """
 
     calibrated: ClassVar[bool] = True
@@ -33,13 +33,13 @@ class Bastion(Joint):
 
     n_max: int = 256
     widths: tuple[int, ...] = ()  # the tokens (1 + n) worth running, such as captured graphs; () is all
-    slack: float = 0.005  # of the best rate, of a request alone: the largest of many estimates owes that to luck
+    slack: float = 0.005  # of the best rate, for a request alone: the largest of many estimates owes that to luck
     toll: float = 0.003  # the share of time that probing an unprofitable drafter may cost,
-    reinvested: float = 0.1  # and of the time that drafting has saved
-    hysteresis: float = 0.02  # of gain, to draft again after a pause: prices waver by as much, and resuming costs
-    margin: float = 0.025  # of gain, for each other request of a batch: the best of many guesses is too high
-    crowd: int = 15  # other requests, beyond which that grows no more: drafting for 128 may bring three times as much
-    apart: float = 0.5  # of what seems to set a request of a batch apart from the others: half of that is luck
+    reinvested: float = 0.1  # plus this share of the time that drafting has saved
+    hysteresis: float = 0.02  # gain required to draft again after a pause: prices waver by as much, and resuming costs
+    margin: float = 0.025  # gain required for each other request of a batch: the best of many guesses is too high
+    crowd: int = 15  # other requests, beyond which the margin no longer grows: drafting for 128 may gain threefold
+    apart: float = 0.5  # of what seems to set a request of a batch apart from the others: the other half is luck
     fairness: float = 0.5  # the least share of its speed in a plain batch that a request may be left with
 
     @classmethod
@@ -59,17 +59,17 @@ class Bastion(Joint):
         return min(self.n_max, 64)
 
     def drafts(self, outlook: Outlook) -> bool:
-        """Whether drafting has paid lately, or is due another look."""
+        """Whether drafting has paid lately, or a look (`_due`) is due."""
         least = 1 + (self.hysteresis if outlook.idle else 0)
         hopeful = isnan(outlook.gain) or outlook.gain + outlook.hope >= least
         return bool(hopeful or self._due(outlook.idle, outlook.gain, outlook.resume, outlook.saved))
 
     def _due(self, idle: int, gain: float, resume: float, saved: float = 0.0) -> bool:
-        """Whether so many idle rounds pay for a look.
+        """Whether so many idle rounds pay for a look: a drafted round that shows whether drafting pays again.
 
-        At gain g a drafted round wastes 1/g - 1 of the time its tokens would have taken without a drafter, and what
-        it takes to resume. Spread over the idle rounds before it that must stay below `toll`, and a part of what
-        drafting has saved: the worse, the rarer the look.
+        At gain g it wastes 1/g - 1 of the time that its tokens would have taken without a drafter, and what it takes to
+        resume. Spread over the idle rounds before it, this must stay below `toll` plus a part of what drafting has
+        saved. So the worse the drafter, the rarer the look.
         """
         return idle * (self.toll + self.reinvested * saved) * gain >= 1 - gain + resume * gain
 
@@ -93,7 +93,8 @@ class Bastion(Joint):
     def together(
         self, prospects: Sequence[Prospect | None], idle: int, costs: Costs, draft_s: Sequence[float]
     ) -> list[bool]:
-        # The k best are the best k: all of them cost the same. Now and then a look at everybody, as in `drafts`.
+        # Every draft costs the same, so the best k requests are those with the most tokens. Now and then all requests
+        # are drafted for, to see whether that pays, as in `drafts`.
         known = [prospect for prospect in prospects if prospect is not None]
         if len(known) < len(prospects):
             return [True] * len(prospects)
@@ -109,7 +110,7 @@ class Bastion(Joint):
         return [i in drafted for i in range(len(known))]
 
     def _rates(self, prospects: Sequence[Prospect], costs: Costs, draft_s: Sequence[float]) -> list[float]:
-        """Tokens per second to hope for if the drafter runs for nobody, for the first, for the first two …"""
+        """Optimistic tokens per second if the drafter runs for no request, for the first, for the first two …"""
         mean, most = sum(one.tokens for one in prospects) / len(prospects), len(costs.verify_s) - 1
         tokens, variance, nodes = float(costs.requests), 0.0, 0.0
         rates = [tokens / costs.plain_s]
@@ -117,14 +118,14 @@ class Bastion(Joint):
             tokens += mean + self.apart * (one.tokens - mean) - 1
             variance += one.doubt**2
             nodes += one.nodes
-            n = min(round(nodes), most)  # the host's part is as learned, of however many are drafted for
+            n = min(round(nodes), most)  # the host's part is as learned, for any number of drafts
             seconds += float(costs.aux_s[n] + costs.verify_s[n])
             rates.append((tokens + OPTIMISM * sqrt(variance)) / seconds)
         return rates
 
     def share(self, masses: Sequence[Floats], costs: Costs) -> list[int]:
         own = [mass.tolist() for mass in masses]
-        # A calibrated mass may be above the one before it; the nodes of a tree still come in their order.
+        # A calibrated mass may be above the one before it, but the nodes of a tree have to come in their order.
         line = [(-key, i) for i, mass in enumerate(own) for key in accumulate(mass, min)]
         line = sorted(line, key=itemgetter(0))[: len(costs.verify_s) - 1]
         seconds = costs.round_s[: 1 + len(line)].tolist()

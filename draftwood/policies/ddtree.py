@@ -32,7 +32,7 @@ class DDTree:
 
     @property
     def width(self) -> int:
-        """A node of rank r comes after its r likelier siblings, so more candidates than nodes are idle."""
+        """A node of rank r comes after its r likelier siblings, so more candidates than nodes would be of no use."""
         return self.n_max
 
     def drafts(self, outlook: Outlook) -> bool:

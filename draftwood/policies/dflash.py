@@ -15,7 +15,7 @@ LONGEST = 64  # deeper than any block: the drafter decides
 
 @dataclass(frozen=True, slots=True)
 class DFlash:
-    """`dflash` takes the drafter's whole block, `dflash:7` its first 7 tokens; of a conditional draft, see `FAINT`."""
+    """`dflash` takes the drafter's whole block, `dflash:7` its first 7 tokens; for conditional drafts, see `FAINT`."""
 
     calibrated: ClassVar[bool] = False
     convex: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from draftwood.tree import Floats
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Plain decoding beside a drafter that is always asked: for `draftwood bench --trace`, slower than either."""
+    """Plain decoding with a drafter that runs after every token: for `draftwood bench --trace`, slower than either."""
 
     calibrated: ClassVar[bool] = False
     convex: ClassVar[bool] = False
