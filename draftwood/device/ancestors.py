@@ -11,7 +11,7 @@ WORD = 32  # bits
 def lineage(parents: Tensor, depth: int) -> Tensor:
     """Each node, its parent, its parent's parent …, the root repeated at the end: `[M, C]`, C > `depth`.
 
-    `parents` [M] has the root as its own parent. Pointer jumping: each step doubles the generations.
+    In `parents` [M] the root is its own parent. By pointer jumping, each step doubles the generations.
     """
     line = torch.arange(len(parents), device=parents.device)[:, None]
     jump = parents

@@ -1,7 +1,7 @@
-"""The target's own token at every node, on the device: `sampling.py` for rows of logits, token for token.
+"""Drawing the target's own token at every node, on the device: `sampling.py` for rows of logits, token for token.
 
-The keys of the noise are made on the host, all of an answer at once, and wait in a buffer that is read by position. So
-there is no second implementation of Philox, for one copy of 8 bytes per token of the answer.
+The host makes the keys of the noise, all of an answer at once, and copies them into a buffer that is read by position.
+So a copy of 8 bytes per token of the answer replaces a second implementation of Philox.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Which rules a captured graph holds. Their parameters are buffers; the absent ones cost nothing."""
+    """Which rules a captured graph holds. Their parameters are buffers; rules that it does not hold cost nothing."""
 
     greedy: bool
     penalty: bool
@@ -78,7 +78,7 @@ class Dice:
         return torch.cat([self._draw(*part) for part in parts])
 
     def ahead(self, position: Tensor, depths: int) -> Ahead | None:
-        """The noise of so many draws from `position` [] on, for drafts that may know it."""
+        """The noise of so many draws from `position` [] on; None if drafts are not to know it."""
         if not self.foresees:
             return None
         at = position + torch.arange(depths, device=position.device)
@@ -97,7 +97,7 @@ class Dice:
         return torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
 
     def _warp(self, scores: Tensor) -> Tensor:
-        """`sampling.warp` on rows; a parameter that leaves everything as it is cuts nothing."""
+        """`sampling.warp` on rows; a parameter with its neutral value cuts nothing."""
         below = scores - scores.amax(-1, keepdim=True)
         scores = below.double() / self._temperature
         if self.kind.cut:
@@ -116,7 +116,7 @@ class Dice:
 
 @functools.cache  # a look at what Triton lacks takes as long as a draw
 def drawer(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """What draws from scores `[M, V]` under keys `[M]`: one kernel, where the device can run it."""
+    """The function that draws from scores `[M, V]` under keys `[M]`: one kernel where the device can run it."""
     if device.type != "cuda" or missing(device):
         return noisiest
     from draftwood.device import triton_draw

@@ -10,7 +10,7 @@ from draftwood.noise import Ahead
 
 
 def foreseen(draft: Candidates, ahead: Ahead) -> Candidates:
-    """The same draft by somebody who knows the noise of all its depths."""
+    """The draft, weighed by the noise of the draws at all its depths."""
     noise = ahead.over(draft.tokens)
     logp, order = weighed(draft.logp, noise).sort(dim=-1, descending=True, stable=True)
     tokens, pairs = draft.tokens.gather(1, order), draft.pairs

@@ -1,7 +1,7 @@
 """CUDA graphs by key, captured when first needed, in one memory pool; without CUDA the same stages run as they are.
 
-A stage reads and writes static buffers only, so replaying it repeats it on whatever they hold by then. Graphs share
-one pool because no two of them run at the same time and nothing of theirs outlives a replay but the buffers.
+A stage reads and writes static buffers only, so a replay repeats it on whatever they hold by then. Graphs share one
+pool because no two of them run at the same time, and only the buffers outlive a replay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Graphs:
         return len(self._graphs)
 
     def prepare(self, key: Hashable, stage: Stage, changing: Sequence[Tensor]) -> None:
-        """Capture `stage` under `key` if it is not there yet. `changing` is put back to what it was before."""
+        """Capture `stage` under `key` if that is not done yet. `changing` is put back to what it was before."""
         if not self._captures:
             return
         if key not in self._graphs:
@@ -68,8 +68,8 @@ class Graphs:
     def clear(self) -> None:
         """Forget all graphs and give their memory back.
 
-        The next ones get a pool of their own: PyTorch refuses one that all graphs have left while anything is in it,
-        such as a workspace of cuBLAS.
+        Later graphs get a new pool: PyTorch refuses a pool that all graphs have left while anything else is in it, such
+        as a workspace of cuBLAS.
         """
         self._graphs.clear()
         self._pool = None
@@ -87,12 +87,12 @@ class Graphs:
         return graph
 
     def _reserved(self) -> int:
-        """Bytes that PyTorch holds of the device, without those that it keeps for later."""
+        """Bytes of the device that PyTorch holds, after it has given back those that it kept for later."""
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
     def _warm_up(self, stage: Stage, changing: Sequence[Tensor]) -> None:
-        """On a side stream, as captures want it."""
+        """Run the stage before its capture, on a side stream, as captures require."""
         saved = [tensor.clone() for tensor in changing]
         current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         side.wait_stream(current)
@@ -106,9 +106,9 @@ class Graphs:
 
 @contextmanager
 def _workspaces_apart() -> Iterator[None]:
-    """A capture's workspace of cuBLAS lives in its own pool, and what warming up left behind is given back.
+    """Give a capture a cuBLAS workspace in its own pool, and free the one that warming up left behind.
 
-    PyTorch keeps one for each stream: captures of two engines would share it, and it goes with the first of them.
+    PyTorch keeps one workspace for each stream: captures of two engines would share it, and it would go with the first.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -118,7 +118,7 @@ def _workspaces_apart() -> Iterator[None]:
 
 
 class Span:
-    """Seconds that the device takes from `Span(device)` to `end()`; nobody waits for it."""
+    """Seconds that the device takes from `Span(device)` to `end()`, measured without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2 if device.type == "cuda" else 0)]
@@ -132,12 +132,12 @@ class Span:
 
     @property
     def begun(self) -> float:
-        """When the host gave it the first of its work."""
+        """When the host gave the device the first work of the span."""
         return self._times[0]
 
     @property
     def seconds(self) -> float:
-        """Asked for when both ends are in the past."""
+        """To be read only when the device is past both ends."""
         if self._events:
             return self._events[0].elapsed_time(self._events[1]) / 1e3
         return self._times[1] - self._times[0]

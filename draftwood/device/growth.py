@@ -117,7 +117,7 @@ class Grower:
 
 
 def grower(growth: Growth, depth: int, width: int, device: torch.device, paired: bool = False) -> Grower:
-    """One whose trees are kernels' work, where the device can run them."""
+    """A grower that uses Triton's kernels where the device can run them."""
     if device.type != "cuda" or missing(device):
         return Grower(growth, depth, width, device, paired)
     from draftwood.device.triton_growth import TritonGrower
@@ -126,7 +126,7 @@ def grower(growth: Growth, depth: int, width: int, device: torch.device, paired:
 
 
 def edge_costs(logp: Tensor, limit: Tensor, first: int = 1) -> Tensor:
-    """Negated log-probabilities `[D, …]` in float64, from depth `first` on; NaN and what is behind `limit` are dead."""
+    """Negated log-probabilities `[D, …]` in float64, from depth `first` on; NaN and depths beyond `limit` are dead."""
     costs = (-logp.double()).clamp_min(0)  # a sure candidate's logp can be rounded to just above 0
     depth = torch.arange(first, first + len(logp), device=logp.device).view(-1, *[1] * (logp.ndim - 1))
     return torch.where(costs.isnan() | (depth > limit), torch.inf, costs)

@@ -1,10 +1,10 @@
-"""Rounds whose target runs on the device, and whose drafts are made on the host: of drafters that read text alone.
+"""Rounds whose target runs on the device and whose drafts are made on the host, by drafters that read only the text.
 
     host      draft, grow, choose n    start verify n                             verdict: stops, learn
     device                             the tree's relations, verify, accept, commit
 
-The device waits while the host drafts, but runs no operator by itself: a forward of a small model takes a third of one
-whose operators the host launches.
+The device waits while the host drafts. But its forwards are captured: for a small model they take a third of the time
+of forwards whose operators the host launches one by one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HostedStages(Stages):
         self.said = state.kv.new_empty(shape) if listens else None  # logits, for drafters that learn from them
 
     def give(self, tree: Tree) -> None:
-        """Send a tree; nobody waits for it."""
+        """Send a tree to the device without waiting."""
         self._given.fill((tree.tokens, tree.parents.clip(min=0), tree.depths), rest=(0, 0, 1))
 
     @torch.inference_mode()
@@ -58,7 +58,7 @@ class HostedStages(Stages):
         self.commit(self.accept(width, found.logits), found.taps)
 
     def _relate(self) -> None:
-        """From the tree that was given, the buffers that `forward` and `accept` read."""
+        """Fill the buffers that `forward` and `accept` read, from the tree that was given."""
         tree = self._tree
         for buffer, row in zip((tree.tokens, tree.parents, tree.depths), self._given.buffer, strict=True):
             buffer.copy_(row)

@@ -1,4 +1,4 @@
-"""Numbers between host and device, without one waiting for what the other does now."""
+"""Numbers sent between host and device, without one waiting for what the other does now."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def sent(values: Sequence[float] | NDArray[Any], device: torch.device) -> Tensor
 
 
 class Post:
-    """Rows of numbers on the device, filled from the host without anybody waiting for anybody.
+    """Rows of numbers on the device, filled from the host without either waiting for the other.
 
-    Who fills them again has heard that the device is done with the ones before.
+    They may be filled again only when the host knows that the device is done with the ones before.
     """
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
@@ -29,14 +29,14 @@ class Post:
         self._rows = self._host.numpy()
 
     def fill(self, rows: Sequence[NDArray[Any]], rest: Sequence[int]) -> None:
-        """Start the copy of `rows`, of any length up to the buffer's; behind their ends stands `rest`."""
+        """Start the copy of `rows`, of any length up to the buffer's; what is behind each one's end becomes `rest`."""
         for to, row, padding in zip(self._rows, rows, rest, strict=True):
             to[: len(row)], to[len(row) :] = row, padding
         self.buffer.copy_(self._host, non_blocking=True)
 
 
 class Mail:
-    """A buffer on the device with a copy on the host, sent without anybody waiting for anybody."""
+    """A buffer on the device with a copy on the host, sent without either waiting for the other."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
@@ -55,7 +55,7 @@ class Mail:
         return self._arrived is None or bool(self._arrived.query())
 
     def wait(self) -> None:
-        """Until what was sent last is here."""
+        """Wait until what was sent last is here."""
         if self._arrived is not None:
             self._arrived.synchronize()
 

@@ -1,11 +1,11 @@
-"""The rounds of a request on the device: two stages a round are started, two short reports come back.
+"""The rounds of a request on the device: in each round the host starts two stages, and two short reports come back.
 
     host      choose n    start verify n, start the next draft   (text leaves)   verdict: stops, observe    tree
     device                verify, accept, commit | draft, grow
     side                                         | verdict to the host
 
-The verdict travels on a side stream while the device drafts. Only for the tree, from which the host chooses the next
-width, does the device have to wait.
+The verdict travels on a side stream while the device drafts. The device has to wait only while the tree travels, from
+which the host chooses the next width.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Device:
 
     @torch.inference_mode(False)
     def open(self, policy: Policy, end: int, key: Key, make: Make) -> tuple[State, Stages]:
-        """Buffers and stages for one request of at most `end` tokens, until `close`; `make` makes those of a `key`.
+        """Buffers and stages for one request of at most `end` tokens, until `close`; `make` makes the stages of `key`.
 
         Raises BadInput if they do not fit into the device's memory.
         """
@@ -108,7 +108,7 @@ class Device:
         return {"buffers": self._state.nbytes() if self._state else 0, "graphs": self.graphs.nbytes}
 
     def _roomy(self, needed: int, width: int) -> State:
-        """With room for longer requests, too, unless memory is too short for that."""
+        """A state with room for longer requests, too, unless memory is too short for that."""
         roomy = min(max(LEAST_CAPACITY, 1 << (needed - 1).bit_length()), self._target.context_limit + width)
         roomy = max(roomy, needed)
         with suppress(BadInput):
@@ -133,14 +133,14 @@ class Device:
 
 
 def stages_of(policy: Policy) -> tuple[Key, Make]:
-    """How stages for a policy are made, and under what they are kept."""
+    """The key under which stages for a policy are kept, and how they are made."""
     grow = policy.grow
     assert isinstance(grow, Growth)
     return (grow, policy.width), partial(Stages, growth=grow, width=policy.width)
 
 
 def _there(method: Callable[Concatenate[DeviceRounds, P], T]) -> Callable[Concatenate[DeviceRounds, P], T]:
-    """With the target's device as PyTorch's current one, whose streams and events are meant where none is named."""
+    """Run a method with the target's device as PyTorch's current one, whose streams and events are the default."""
 
     @wraps(method)
     def run(self: DeviceRounds, *args: P.args, **more: P.kwargs) -> T:
@@ -229,7 +229,7 @@ class DeviceRounds:
         return token
 
     def _hear(self, part: Part, found: Verified) -> None:
-        """What a drafter learns of a chunk of the prompt."""
+        """Let the drafter read a chunk of the prompt."""
         if self._stages.drafter is not None and found.taps is not None:
             self._stages.drafter.extend(found.taps, torch.tensor(part.request.filled, device=found.taps.device))
 

@@ -70,7 +70,7 @@ class Stages:
     # --- one verb each -----------------------------------------------------------------------------------
     @torch.inference_mode()
     def catch_up(self) -> None:
-        """The drafter reads the taps that it is owed."""
+        """Let the drafter read the taps that it is owed."""
         assert self.drafter is not None
         state = self._state
         self.drafter.extend(state.owed, state.drafted)
@@ -85,7 +85,7 @@ class Stages:
 
     @torch.inference_mode()
     def grow(self, draft: Candidates, ahead: Ahead | None = None) -> None:
-        """A draft's tree, under noise `ahead`, into the buffers that `forward` and `accept` read."""
+        """Write a draft's tree, under noise `ahead`, into the buffers that `forward` and `accept` read."""
         state = self._state
         if ahead is not None:
             draft = foreseen(draft, ahead)
@@ -98,7 +98,7 @@ class Stages:
 
     @torch.inference_mode()
     def forward(self, width: int) -> Verified:
-        """The target over the first `width` tokens of the tree, their keys and values into the free slots."""
+        """Run the target over the first `width` tokens of the tree; keys and values go into the free slots."""
         state = self._state
         tokens, positions = self._tokens(width), state.length + self._tree.depths[:width]
         return self._model.forward(tokens, positions, partial(self._attend, self._view(width)))
@@ -113,7 +113,8 @@ class Stages:
 
     @torch.inference_mode()
     def commit(self, walked: Walk, taps: Tensor | None) -> None:
-        """Keep the accepted path, forget the rest, owe the drafter its taps; `taps` are those of the whole forward."""
+        """Keep the accepted path, forget the rest, and owe the path's taps to the drafter; `taps` are the whole
+        forward's."""
         state = self._state
         if not self._is_chain:  # a chain's path lies where it belongs
             compact(state.kv, *compaction(walked, state.length))

@@ -1,4 +1,4 @@
-"""One request's state in buffers that stay where they are, and the report that the host reads of each round."""
+"""One request's state in buffers that never move, and the report of each round that the host reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWED = 64
 class State:
     """What a request has so far. `length` tokens are in the caches; the root is committed, but in no cache yet.
 
-    The drafter's state covers `drafted` of them, the others it is owed.
+    The drafter's state covers the first `drafted` of these tokens; the taps of the others are owed to it.
     """
 
     def __init__(self, kv: Tensor, vocab: int, drafter: Placed | None, owed: tuple[int, int]) -> None:
@@ -92,7 +92,8 @@ class Report:
         self._bonus.copy_(walk.bonus)
 
     def send_verdict(self) -> None:
-        """Start its copy beside whatever the device is given next. The host waits before it starts another walk."""
+        """Start the verdict's copy beside whatever the device is given next. The host waits for it before it starts
+        another walk."""
         if self._side is None:
             return self.verdict_mail.send()
         self._side.wait_stream(torch.cuda.current_stream(self._side.device))
@@ -109,7 +110,7 @@ class Report:
         return Tree(tokens, parents, depths, rows[3].copy().view(np.float32))
 
     def verdict(self, tree: Tree) -> Verdict:
-        """What the last walk that was sent made of `tree`; waits for it."""
+        """The verdict on `tree` of the last walk that was sent; waits for it."""
         *path, accepted, bonus = self.verdict_mail.values()
         path, tokens = path[:accepted], tree.tokens.tolist()
         return Verdict(path, [tokens[node] for node in path], bonus)

@@ -1,4 +1,4 @@
-"""Scores with noise, and the largest of each row, in one pass over them: `noise.noisiest` in torch makes twenty."""
+"""Adds noise to scores and finds the largest of each row, in one pass: `noise.noisiest` in torch makes twenty."""
 
 from __future__ import annotations
 

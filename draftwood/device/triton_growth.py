@@ -1,7 +1,7 @@
-"""Best-first growth and its ancestors in Triton: a kernel each, where torch's form takes hundreds.
+"""Best-first growth and the tables of ancestors in Triton: a kernel each, where torch's form takes hundreds.
 
-One warp holds the next child of every node taken so far, as the heap of `grow.py` does, and takes the cheapest again
-and again. So a tree takes as long as it has nodes, and has the same order, ties included.
+One program holds the next child of every node taken so far, as the heap of `grow.py` does, and takes the cheapest again
+and again. So its time is proportional to the number of nodes, and the order is the same, ties included.
 """
 
 from __future__ import annotations

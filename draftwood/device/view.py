@@ -1,4 +1,4 @@
-"""What tokens see where the length of the context is known on the device alone: a plan with static shapes."""
+"""What tokens see where only the device knows the length of the context: a plan with static shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class View:
     _sights: list[Sight] = field(default_factory=list)
 
     def attend(self, kv: Tensor, scale: float, window: int | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What `query` [N, H, d] sees: [N, H * d]. First the tokens' keys and values go into `kv` [2, H_kv, S, d]."""
+        """Attention's output [N, H * d] for `query` [N, H, d]. Keys and values first go into `kv` [2, H_kv, S, d]."""
         slots = self.context + torch.arange(len(query), device=query.device)
         kv.index_copy_(2, slots, torch.stack([key.transpose(0, 1), value.transpose(0, 1)]))
         folded = query.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """What the target made of a tree, in static shapes."""
+    """The target's verdict on a tree, in static shapes."""
 
     path: Tensor  # [P] int64 accepted nodes, then 0 …
     length: Tensor  # [] int64 accepted nodes
@@ -43,7 +43,7 @@ def walk(tokens: Tensor, parents: Tensor, depths: Tensor, line: Tensor, drawn: T
 def compaction(walk: Walk, context: Tensor) -> tuple[Tensor, Tensor]:
     """Slots `[P]` to read and to write so that the path lies behind its root, which is in slot `context` [].
 
-    Entries after the path read what they write. Where the path is a prefix of the tree, so do all.
+    Entries after the path read the slots that they write. If the path is a prefix of the tree, all entries do.
     """
     step = torch.arange(1, 1 + len(walk.path), device=context.device)
     source = torch.where(step <= walk.length, walk.path, step)
