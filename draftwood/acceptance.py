@@ -141,7 +141,7 @@ class AcceptanceModel:
     def likely(self, mass: Floats, depths: Ints, optimism: float = 0.0, chances: Chances = chances_of) -> Floats:
         """`calibrate`, but only for as many nodes as a trial may verify until it is known whether drafting pays.
 
-        Optimism lets nodes be verified that look too unlikely; otherwise nobody would see that they are likelier. It is
+        Optimism lets nodes be verified that look too unlikely; otherwise they would never prove to be likelier. It is
         divided among recent rounds: standard errors hardly shrink with more of these, and each round would pay for the
         whole of it again.
         """

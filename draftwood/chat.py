@@ -100,7 +100,7 @@ class Chat:
 
 
 def converse(chat: Chat, lines: Iterator[str]) -> None:
-    """Take turns until the lines end or one of them is /exit. A mistake is told in one sentence and ends nothing."""
+    """Take turns until the lines end or one of them is /exit. A mistake is reported in a sentence and ends nothing."""
     notes = Console(stderr=True, highlight=False)
     for line in lines:
         if line.strip() in ("/exit", "/quit"):

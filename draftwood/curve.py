@@ -173,8 +173,8 @@ class Curve:
 
         - A width that was not run is not believed to be cheaper than a narrower one that was: a prior too optimistic
           about wide forwards would lure a policy there.
-        - A width of which little is known, or was known long ago, is not believed to be dearer than a wider one that is
-          well known: what it learned in a bad moment would keep a policy from running it.
+        - A width of which little is known, or was known long ago, is not believed to take longer than a wider one that
+          is well known: what it learned in a bad moment would keep a policy from running it.
         - Beyond the known widths seconds go on rising, except where something was run.
         - The next width beyond all that were run is believed to take no more than those until it is run: a policy that
           chooses by price would never test what a prior or a slope says of it.

@@ -136,7 +136,7 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
 
 def operators_state(device: torch.device, dtype: torch.dtype) -> str:
     built = operators() if device.type == "cpu" else None
-    if built is not None and built.library is None:  # told for every format: another may be faster just for that
+    if built is not None and built.library is None:  # also for other formats: this may be why one is faster
         return f"not compiled, PyTorch's are used: {built.reason}"
     if built is None or dtype != torch.bfloat16:
         return "not used: they are for bfloat16 on a CPU"

@@ -11,7 +11,7 @@ from draftwood.errors import check_one_of
 from draftwood.names import DTYPES, SELF, check_data, model_name
 
 
-# Names are looked up as soon as flags are read: a mistake is told before torch is imported, which takes seconds.
+# Names are looked up as soon as flags are read: a mistake is reported before torch is imported, which takes seconds.
 def _target(name: str | None) -> str | None:
     if name is not None:
         model_name(name)
