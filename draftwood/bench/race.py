@@ -34,11 +34,13 @@ def race(
 ) -> dict[str, Answering]:
     """All methods answer a prompt in turns, in an order that `seed` shuffles. `known` by having no drafter."""
     read(ran, prompt, known)
+    each = max(
+        TURN[engine.backend().name] for engine in ran.values()
+    )  # of requests to come: a device has one at a time
     answers = {
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()
     }
-    each = max(TURN[engine.backend().name] for engine in ran.values())
     for method, goal in turns(list(ran), tokens, seed, each):
         answers[method].run(goal)
     return answers
@@ -51,15 +53,17 @@ class Answering:
         self, engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
     ) -> None:
         """Reads the prompt, unless it is `known`."""
-        self._engine = engine
+        self._engine, ahead = engine, engine.backend().name == "device"
         self._request = engine.request(prompt, tokens, sampling)
         self._batch = engine.batch_of_one(engine.policy, None, known.keep)
         self.tokens, self.rounds, self._spent = 0, list[Round](), list[float]()  # behind the first token
         engine.tap()
-        self._batch.join(self._request, known.find(self._request) if engine.backend().name == "host" else None)
+        self._batch.join(self._request, None if ahead else known.find(self._request))
         while not (steps := list(self._batch.round().values())):
             pass
         self.tokens = len(steps[0].tokens) - 1
+        if ahead:  # the first round is under way by now
+            self._spent.append(now(engine.target) - self._request.start - steps[0].seconds)
 
     def run(self, tokens: int) -> None:
         """Rounds until there are so many tokens, or all."""

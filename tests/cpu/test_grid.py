@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from draftwood import registry
 from draftwood.bench import grid, race
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
@@ -22,14 +23,16 @@ from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse, worse
 from draftwood.drafters.base import Request
 from draftwood.drafters.pooled import Pooled, Recycling
+from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import PrefixCache
+from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
-from tests.reference import VOCAB, Truthful, tiny_dflash
+from tests.reference import VOCAB, Noisy, Tabled, Truthful, tiny_dflash
 
 MACHINE = Machine("made up", 1e12, 1e10, 1e-6)
 SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "alpaca")
@@ -206,6 +209,29 @@ def test_engines_start_with_what_all_of_them_learned_about_seconds_and_then_part
     costs = {method: engine.latency.costs(4, 20).verify_s for method, engine in after.items()}
     assert all(np.array_equal(cost, costs[PLAIN]) and (cost != before).all() for cost in costs.values())
     assert len({id(engine.latency) for engine in after.values()}) == 3
+
+
+def test_a_device_is_waited_for_seldom_and_its_first_round_counts(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns are as long as is asked of devices, and what a device did before the first one is in the seconds."""
+    asked: list[int] = []
+
+    def turns(methods: list[str], tokens: int, seed: int, each: int) -> list[tuple[str, int]]:
+        asked.append(each)
+        return [(method, tokens) for method in methods]
+
+    monkeypatch.setattr(race, "turns", turns)
+    ran = {
+        spec: Engine(
+            target, Tabled(Noisy("noisy")), registry.policy(spec), LatencyModel(MACHINE, target.work), backend="device"
+        )
+        for spec in ("ddtree:3", OURS)
+    }
+    known = {False: PrefixCache(None, 64)}
+    for answer in race.race(ran, [1, 2, 3], 20, Sampling(), known, 0).values():
+        assert len(answer.rounds) > 1 and len(answer._spent) == 1 + len(answer.rounds) and min(answer._spent) > 0
+    assert asked == [race.TURN["device"]]
 
 
 def test_what_an_earlier_process_learned_of_acceptance_is_known_to_ours_alone(target: Target) -> None:

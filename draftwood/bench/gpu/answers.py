@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,13 +74,13 @@ class Writer:
 
     def _write(self, policy: str, rates: Rates) -> Answer:
         steps = self._engine.run(self._prompt, self._tokens, policy=registry.policy(policy))
-        written, rounds = list(next(steps).tokens), []
-        start = time.perf_counter()
+        written, rounds, seconds = list(next(steps).tokens), [], 0.0
         for step in steps:
             written += step.tokens
             assert step.round is not None
             rounds.append(step.round)
-        return Answer(policy, written, time.perf_counter() - start, rounds, rates)
+            seconds += step.seconds  # the first round's, too, which begins before the first token is handed out
+        return Answer(policy, written, seconds, rounds, rates)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the static buffers, and of the graphs of all policies that have written."""
