@@ -1,7 +1,7 @@
 """The lean path: the forward of dense Llama-shaped models as a short loop over their own, fused weights.
 
 transformers spends more time between the matrix products of a small model than in them. Here a layer is four
-products and about fifteen small operators, taps go straight into one buffer, and the head runs only for the rows that
+products and about fifteen small operators, one more joins the taps, and the head runs only for the rows that
 need logits. Results equal the universal path's up to rounding; models of any other shape are declined with a reason.
 """
 
@@ -130,7 +130,7 @@ class Lean:
     def tap(self, layers: Sequence[int]) -> None:
         """Collect the outputs of these decoder layers from now on."""
         self._tapped = tuple(layers)  # a layer may be asked for twice
-        self._taps = {layer: place for place, layer in enumerate(dict.fromkeys(layers))}
+        self._taps = tuple(dict.fromkeys(layers))
 
     def attach(self) -> None:
         """Catch up with the model's weights, which its owner may have moved or replaced; nothing of it is exchanged."""
@@ -164,24 +164,25 @@ class Lean:
     def forward(self, tokens: Tensor, positions: Tensor, attend: AttendLayer, wanted: Tensor | None = None) -> Verified:
         """Taps of `tokens` [N] at `positions` [N], logits of the `wanted` ones; nothing in here waits for a device."""
         x = F.embedding(tokens, self.model.model.embed_tokens.weight)
-        hidden = x.shape[1]
-        taps = x.new_empty(len(x), len(self._taps) * hidden) if self._taps else None
         cos, sin = self.rotary.at(positions)
+        tapped: dict[int, Tensor] = {}
         for i, layer in enumerate(self._uniform):
             x = layer.run(x, cos, sin, self.shape, partial(attend, i))
-            if taps is not None and i in self._taps:
-                taps[:, self._taps[i] * hidden : (self._taps[i] + 1) * hidden] = x
+            if i in self._taps:
+                tapped[i] = x
+        taps = torch.cat([tapped[layer] for layer in self._taps], 1) if tapped else None  # in one launch
         x = norm(x if wanted is None else x[wanted], self.model.model.norm.weight, self.shape.norm_eps)
         head = UniformLinear(self.model.lm_head) if self.invariant else self.model.lm_head
-        return Verified(head(x), taps_of(self._tapped, tuple(self._taps), taps))
+        return Verified(head(x), taps_of(self._tapped, self._taps, taps))
 
     def _verify_natively(self, native: Native, plan: Plan, cache: KVCache) -> Verified:
         """`forward` by compiled operators."""
         rows = [cache.rows[part.row] for part in plan.segments]
         parts = Parts(plan.segments, [row.capacity for row in rows], [row.addresses(self._nothing) for row in rows])
-        found = native.run(plan.ids, plan.places, parts, tuple(self._taps), plan.wanted)
-        distinct = tuple(self._taps)
-        return found if self._tapped == distinct else replace(found, taps=taps_of(self._tapped, distinct, found.taps))
+        found = native.run(plan.ids, plan.places, parts, self._taps, plan.wanted)
+        if self._tapped == self._taps:
+            return found
+        return replace(found, taps=taps_of(self._tapped, self._taps, found.taps))
 
     @property
     def exact_cache(self) -> bool:

@@ -119,12 +119,21 @@ class Stages:
         if not self._is_chain:  # a chain's path lies where it belongs
             compact(state.kv, *compaction(walked, state.length))
         if self.drafter is not None and taps is not None:
-            rows = taps[torch.cat([walked.path.new_zeros(1), walked.path])]
-            state.owed.index_copy_(0, state.length - state.drafted + torch.arange(len(rows), device=rows.device), rows)
-        state.dice.observe(torch.cat([walked.tokens, walked.bonus]))
+            self._owe(walked.path, taps)
+        if state.dice.kind.penalty:  # else nobody asks what was seen
+            state.dice.observe(torch.cat([walked.tokens, walked.bonus]))
         state.root.copy_(walked.bonus)
         state.length.add_(1 + walked.length)
         self.report.put_walk(walked)
+
+    def _owe(self, path: Tensor, taps: Tensor) -> None:
+        """Keep the taps of the root and of what was accepted behind it."""
+        state = self._state
+        at, rows = (state.length - state.drafted)[None], taps[:1]
+        if len(path):  # rounds without drafts do without these operators
+            rows = taps[torch.cat([path.new_zeros(1), path])]
+            at = at + torch.arange(len(rows), device=rows.device)
+        state.owed.index_copy_(0, at, rows)
 
     def _tokens(self, width: int) -> Tensor:
         return torch.cat([self._state.root, self._tree.tokens[1:width]])

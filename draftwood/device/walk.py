@@ -28,6 +28,9 @@ def walk(tokens: Tensor, parents: Tensor, depths: Tensor, line: Tensor, drawn: T
     `tokens`, `parents`, `depths` [M] are a tree's, `line` [M, C] its lineage, `drawn` [M] the target's token after
     each node. Only the root and the first `n` [] nodes count. Paths have at most `most` (P) nodes.
     """
+    if not most:  # a root alone: of a small model's forward the operators below are a fortieth
+        nothing = drawn[:0]
+        return Walk(nothing, drawn.new_zeros(()), nothing, drawn[:1])
     node = torch.arange(len(tokens), device=tokens.device)
     agreed = ((tokens == drawn[parents]) & (node <= n)) | (node == 0)
     on_path = agreed[line].all(1)

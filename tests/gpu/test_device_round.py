@@ -14,6 +14,7 @@ from draftwood import registry
 from draftwood.bench.worse import worse
 from draftwood.device.graphs import MOST, Graphs
 from draftwood.device.mail import Mail
+from draftwood.device.rounds import stages_of
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
@@ -153,7 +154,7 @@ def test_a_request_that_does_not_fit_is_refused_before_it_is_allocated() -> None
     before = torch.cuda.memory_allocated()
     too_many = torch.cuda.mem_get_info()[1] // target.kv_bytes_per_token()
     with pytest.raises(BadInput, match="are free on cuda"):
-        made.device.open(made.policy, too_many)
+        made.device.open(made.policy, too_many, *stages_of(made.policy))
     assert torch.cuda.memory_allocated() == before
 
 
