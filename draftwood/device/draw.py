@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from draftwood.attention.triton_backend import missing
+from draftwood.drafters.lattice import top_k
 from draftwood.noise import HOTTEST, Ahead, keys, noisiest
 from draftwood.sampling import Sampling
 
 ROWS = 32  # nodes that are drawn together: bounds the float64 scores of a wide tree over a large vocabulary
+FEW = 128  # the largest top-k whose bound is looked for by itself, without a sort of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,14 @@ class Kind:
 
     greedy: bool
     penalty: bool
-    cut: bool  # top-k or top-p: these sort the vocabulary
+    cut: bool  # top-p, or a large top-k: these sort the vocabulary
+    few: bool = False  # a small top-k by itself
 
     @classmethod
     def of(cls, sampling: Sampling, vocab: int) -> Kind:
-        cut = 0 < sampling.top_k < vocab or sampling.top_p < 1
-        return cls(sampling.greedy, sampling.repetition_penalty != 1, cut and not sampling.greedy)
+        cut = not sampling.greedy and (0 < sampling.top_k < vocab or sampling.top_p < 1)
+        few = cut and sampling.top_p == 1 and sampling.top_k <= FEW
+        return cls(sampling.greedy, sampling.repetition_penalty != 1, cut and not few, few)
 
 
 class Dice:
@@ -102,6 +106,10 @@ class Dice:
         scores = below.double() / self._temperature
         if self.kind.cut:
             scores = self._cut(scores, below.sort(stable=True).indices)  # half as many bits to sort
+        if self.kind.few:
+            largest, _ = top_k(below, min(FEW, below.shape[1]))
+            least = largest.gather(1, (self._top_k - 1).expand(len(scores), 1)).double() / self._temperature
+            scores = scores.masked_fill(scores < least, -torch.inf)
         return scores.masked_fill(scores < self._min_p.log(), -torch.inf)  # the largest is 0
 
     def _cut(self, scores: Tensor, order: Tensor) -> Tensor:

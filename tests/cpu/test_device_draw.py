@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.device.ancestors import lineage
-from draftwood.device.draw import Dice, Kind
+from draftwood.device.draw import FEW, Dice, Kind
 from draftwood.noise import keys, noisiest
 from draftwood.sampling import Sampler, Sampling
 
@@ -49,6 +49,18 @@ def test_the_same_token_at_every_node(seed: int, sampling: Sampling, dtype: torc
     sampler = Sampler(sampling, committed)
     expected = [sampler.draw(row, path) for row, path in zip(logits, PATHS, strict=True)]
     assert drawn_on_device(logits, sampling, committed) == expected
+
+
+@pytest.mark.parametrize("top_k", [1, 50, FEW, FEW + 1])
+def test_a_small_top_k_needs_no_sort(top_k: int) -> None:
+    rng, size, committed = np.random.default_rng(top_k), 20_000, [1, 2, 3]
+    logits = torch.tensor(rng.normal(scale=3, size=(12, size)).round(1)).bfloat16()  # many equal ones
+    sampling, dice = Sampling(0.7, top_k=top_k, seed=2), Dice(64, size, logits.device)
+    dice.reset(sampling, committed)
+    assert (dice.kind.few, dice.kind.cut) == (top_k <= FEW, top_k > FEW)
+    positions, roots = torch.full((12,), len(committed)), torch.zeros(12, dtype=torch.int64)
+    expected = [Sampler(sampling, committed).draw(row) for row in logits]
+    assert dice.draw(logits, positions, roots, roots[:, None]).tolist() == expected
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernel needs its interpreter here")

@@ -129,7 +129,7 @@ def test_buffers_and_graphs_stay_while_requests_fit(target: Target, truth: list[
         assert text(list(made.run(PROMPT, 12, sampling))) == expected
     assert made.device._state is state
     kinds = {key[-1] for key in set(graphs.recorded) - before} - {"draft ahead"}
-    assert len(kinds) == 2, "sampled, and sampled with a cut: their parameters are no part of a graph"
+    assert len(kinds) == 3, "sampled, with a sort, and with a small top-k: their parameters are no part of a graph"
 
 
 def test_a_request_that_does_not_fit_gets_new_buffers(
