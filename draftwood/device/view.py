@@ -37,7 +37,10 @@ class View:
     def attend(self, kv: Tensor, scale: float, window: int | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention's output [N, H * d] for `query` [N, H, d]. Keys and values first go into `kv` [2, H_kv, S, d]."""
         slots = self.context + torch.arange(len(query), device=query.device)
-        kv.index_copy_(2, slots, torch.stack([key.transpose(0, 1), value.transpose(0, 1)]))
+        written = torch.stack([key.transpose(0, 1), value.transpose(0, 1)])
+        if written.dtype == torch.float16:  # it overflows, and what is masked would be NaN times 0
+            written = written.nan_to_num(0.0, 0.0, 0.0)
+        kv.index_copy_(2, slots, written)
         folded = query.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3)
         args = AttentionArgs(folded, kv[0], kv[1], scale, window, None, None, self, 0)
         return choose(args).run(args).permute(2, 0, 1, 3).flatten(1)

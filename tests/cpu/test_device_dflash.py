@@ -54,3 +54,18 @@ def test_a_view_is_attention_by_its_definition(context: int, window: int | None)
             weights = torch.softmax(kv[0, h // groups, keys] @ q[i, h] * 0.5, 0)
             expected = weights @ kv[1, h // groups, keys]
             torch.testing.assert_close(found[i, h * dim : (h + 1) * dim], expected)
+
+
+def test_what_overflows_in_fp16_reaches_nobody_who_does_not_see_it() -> None:
+    """Neither a sibling's keys and values, nor what an earlier tree left behind this one."""
+    seen = visible(lineage(torch.tensor([0, 0, 0]), 1))
+    q, k, v = (torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+    found = []
+    for bad in (0.0, torch.inf, torch.nan):
+        kv = torch.zeros(2, 1, 16, 8, dtype=torch.float16)
+        for context in (4, 2):  # the first leaves its last node behind the second
+            view = View(torch.tensor(context), torch.tensor([0, 1, 1]), seen, bitmask(seen), 16, kv.dtype)
+            k[2], v[2] = bad, bad
+            found.append(view.attend(kv, 0.5, None, q, k, v)[:2])
+        assert kv.isfinite().all()
+    assert all(torch.equal(one, other) for one, other in zip(found[2:], found[:2] * 2, strict=True))
