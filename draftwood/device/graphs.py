@@ -92,16 +92,22 @@ class Graphs:
         return torch.cuda.memory_reserved(self._device)
 
     def _warm_up(self, stage: Stage, changing: Sequence[Tensor]) -> None:
-        """Run the stage before its capture, on a side stream, as captures require."""
+        """Run the stage before its capture, on a side stream, as captures require.
+
+        A stage that finds no memory leaves `changing` as it was."""
         saved = [tensor.clone() for tensor in changing]
         current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                stage()
-                for tensor, before in zip(changing, saved, strict=True):
-                    tensor.copy_(before)
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    try:
+                        stage()
+                    finally:
+                        for tensor, before in zip(changing, saved, strict=True):
+                            tensor.copy_(before)
+        finally:
+            current.wait_stream(side)
 
 
 @contextmanager
