@@ -120,17 +120,22 @@ def part_of(need: Need, config: PretrainedConfig, dtype: torch.dtype, device: to
     return replace(need, target=need.target // group.size + ends, cache=need.cache // group.size)
 
 
-def request_need(target: Target, drafter: Drafter | None, tokens: int, width: int) -> Need:
-    """What a request of `tokens` in all, the tree included, and `width` in its widest forward needs beside weights."""
+def request_need(target: Target, drafter: Drafter | None, tokens: int, width: int, keeps: bool = False) -> Need:
+    """What a request of `tokens` in all, the tree included, and `width` in its widest forward needs beside weights.
+
+    One that `keeps` logits has a copy of them that outlasts the forward.
+    """
     state = drafter.state_bytes(tokens) if isinstance(drafter, Placeable) else 0
+    kept = width * target.vocab_size * target.dtype.itemsize if keeps else 0
     return Need(
-        cache=target.kv_bytes_per_token() * tokens + state, buffers=buffer_bytes(target.config, target.dtype, width)
+        cache=target.kv_bytes_per_token() * tokens + state,
+        buffers=buffer_bytes(target.config, target.dtype, width) + kept,
     )
 
 
-def require_request(target: Target, drafter: Drafter | None, tokens: int, width: int) -> None:
+def require_request(target: Target, drafter: Drafter | None, tokens: int, width: int, keeps: bool = False) -> None:
     """Raise BadInput for a request that the target's device has no room for."""
-    need = request_need(target, drafter, tokens, width)
+    need = request_need(target, drafter, tokens, width, keeps)
     remedy = "shorten the prompt or ask for fewer new tokens"
     require(need, target.device, f"A request of {tokens} tokens", remedy)
 

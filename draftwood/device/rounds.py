@@ -23,7 +23,7 @@ from draftwood.clock import Clock
 from draftwood.device.graphs import Graphs, Span, Stage
 from draftwood.device.stages import Stages
 from draftwood.device.state import OWED, State
-from draftwood.drafters.base import Drafter, Placeable
+from draftwood.drafters.base import Drafter, Learner, Placeable
 from draftwood.drafting import Proposal
 from draftwood.errors import BadInput
 from draftwood.grow import Growth
@@ -117,7 +117,7 @@ class Device:
 
     def _allocate(self, capacity: int, width: int) -> State:
         target, device = self._target, self._target.device
-        require_request(target, self.drafter, capacity, width)
+        require_request(target, self.drafter, capacity, width, self.hosted and isinstance(self.drafter, Learner))
         assert isinstance(target.path, Lean)
         self._rotary = target.path.rotary
         self._rotary.reserve(capacity)
@@ -201,10 +201,13 @@ class DeviceRounds:
             return [None if self._verified is None else Verdict([], [], self._verified)]
         early = self._report.verdict_mail.here  # before the host asks: how long it was under way is not known
         verdict, now = self._report.verdict(self._verified), time.perf_counter()
-        clock.add("verify", self._verifying.seconds)
+        begun, seconds = self._verifying.begun, self._verifying.seconds
+        if not self.ahead:  # nothing else is done meanwhile: the launch and the verdict's way are waited for, too
+            seconds = now - begun
+        clock.add("verify", seconds)
         if self._settled is not None:
-            travel = 0.0 if early else now - self._verifying.begun - self._verifying.seconds
-            clock.exposed = max(self._verifying.begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
+            travel = 0.0 if early else now - begun - seconds
+            clock.exposed = max(begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
         if self.ahead:  # else the device works for no longer than the host waits, and its laps are all of it
             self._settled = now
         if not self._drafts:

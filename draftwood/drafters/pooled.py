@@ -259,8 +259,8 @@ class Pooled(Learner, Carded):
 
     @property
     def listens(self) -> bool:
-        """Whether a draft of this round is pooled, be it only to be judged."""
-        return self._listens
+        """Whether a draft of this round is pooled, be it only to be judged, and there is a table that learns."""
+        return self._listens and self._recycling is not None
 
     @property
     def _learned(self) -> int:

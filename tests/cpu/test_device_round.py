@@ -146,7 +146,7 @@ def test_a_request_that_does_not_fit_gets_new_buffers(
 def test_where_memory_is_short_a_request_gets_no_more_than_it_needs(
     target: Target, truth: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def require(target: Target, drafter: object, capacity: int, width: int) -> None:
+    def require(target: Target, drafter: object, capacity: int, width: int, keeps: bool) -> None:
         if capacity > 40:
             raise BadInput(f"{capacity} slots do not fit.")
 
@@ -462,6 +462,15 @@ def test_a_round_takes_what_passes_from_verdict_to_verdict_without_the_callers_t
     for told in rounds[1:]:  # before the first, the prompt was read
         assert told.total_s == pytest.approx(sum(told.parts.values())) and set(told.seconds) <= set(VERBS)
         assert slow < told.parts["aux"] < 4 * slow
+
+
+def test_where_nobody_runs_ahead_a_verify_ends_with_its_verdict(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, verdict = 0.02, Report.verdict
+    monkeypatch.setattr(Report, "verdict", lambda self, tree: (time.sleep(slow), verdict(self, tree))[1])
+    rounds = [step.round for step in engine(target, registry.drafter("ngram", target)).run(PROMPT, 12) if step.round]
+    assert rounds and all(round.seconds["verify"] > slow for round in rounds)
 
 
 def test_host_and_device_rounds_are_priced_apart(target: Target, truth: list[int]) -> None:

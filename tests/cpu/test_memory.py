@@ -89,6 +89,15 @@ def test_a_request_that_does_not_fit_is_refused(backend: str, monkeypatch: pytes
         next(made.run(PROMPT, 2))
 
 
+def test_logits_that_a_drafter_learns_from_are_counted() -> None:
+    target = tiny_target()
+    made = engine(target, registry.drafter(["ngram", "recycling"], target), "device")
+    assert len(list(made.run(PROMPT, 2))) == 2
+    (stages,) = made.device._stages.values()
+    with_them, without = (memory.request_need(target, made.drafter, 40, 8, keeps) for keeps in (True, False))
+    assert with_them.total - without.total == stages.said.nbytes  # type: ignore[attr-defined]
+
+
 def test_a_gpu_also_has_what_pytorch_keeps_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in (("memory_reserved", 3 << 30), ("memory_allocated", 2 << 30), ("mem_get_info", (2 << 30, 0))):
         monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)

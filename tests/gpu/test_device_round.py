@@ -33,6 +33,7 @@ SAMPLINGS = {
     "T = 1": Sampling(1.0, seed=3),
     "T = 0.7, top-k, top-p": Sampling(0.7, top_k=20, top_p=0.9, seed=4),
     "T = 1.3, min-p, penalty": Sampling(1.3, min_p=0.02, repetition_penalty=1.2, seed=5),
+    "T = 1, top-k": Sampling(1.0, top_k=20, seed=6),
 }
 
 
@@ -102,6 +103,33 @@ def test_nothing_in_a_round_waits_but_the_reports(policy: str, sampling: str, mo
     with no_waiting():
         rounds = [step.round for step in steps]
     assert len(mails) == len(rounds) + sum(r.drafted for r in rounds[1:] if r is not None)
+
+
+def test_rounds_that_the_host_drafts_for_wait_for_verdicts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = on_device()
+    plain = write(engine(target, None, "autoregressive", "host"), Sampling())
+    made = engine(target, Truthful("truthful", truth=PROMPT + plain), "ddtree:7")
+    assert made.device.hosted and write(made, Sampling()) == plain  # everything is captured by now
+    steps = made.run(PROMPT, NEW)
+    next(steps)
+    mails: list[Mail] = []
+    wait = Mail.wait
+    monkeypatch.setattr(Mail, "wait", lambda self: (mails.append(self), wait(self))[1])
+    with no_waiting():
+        rounds = [step.round for step in steps]
+    assert len(mails) == len(rounds) and sum(r.drafted for r in rounds if r is not None) > 3
+
+
+def test_a_stage_that_finds_no_memory_before_it_is_captured_changes_nothing() -> None:
+    count = torch.zeros(1, device="cuda")
+    graphs = Graphs(count.device)
+
+    def stage() -> None:
+        count.add_(1)
+        raise torch.OutOfMemoryError("none left")
+
+    graphs.prepare("key", stage, (count,))
+    assert graphs.short and float(count) == 0
 
 
 def test_every_width_and_the_draft_are_captured_with_the_first_answer() -> None:
