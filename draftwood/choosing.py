@@ -176,8 +176,8 @@ class Chooser:
             request, tree = writing[0], trees[0]
             if self._chosen is None or self._chosen.request is not request:
                 self._chosen = _Chosen(request)
-            choose = request.policy.choose
-            return [tree[: self._chosen(lambda: choose(self._mass(request, tree, True), costs[request.policy]))]]
+            n = self._chosen(lambda: self._filled(request, self._mass(request, tree, True), costs[request.policy]))
+            return [tree[:n]]
         groups = load.groups
         masses = [self._mass(request, tree, not groups) for request, tree in zip(writing, trees, strict=True)]
         sizes = [
@@ -194,6 +194,14 @@ class Chooser:
             for i, n in zip(members, policy.share([masses[i] for i in members], price), strict=True):
                 sizes[i] = n
         return [tree[:n] for tree, n in zip(trees, sizes, strict=True)]
+
+    def _filled(self, request: Request, mass: Floats, costs: Costs) -> int:
+        """What a lone request's policy chooses, and what else the same forward can hold: it would run padding there.
+
+        Choices that differ within a forward's width alone come out alike, too.
+        """
+        n, widths = request.policy.choose(mass, costs), self._rounds.widths
+        return n if widths is None or not n else next(width for width in widths if width > n) - 1
 
     def _mass(self, request: Request, tree: Tree, alone: bool) -> Floats:
         """The masses of a tree's nodes that the request's policy sees. They are optimistic unless requests compete, for

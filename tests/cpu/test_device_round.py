@@ -324,6 +324,13 @@ def test_no_more_nodes_are_grown_than_were_of_use_lately(target: Target, truth: 
     assert {step.round.grown for step in fixed.run(PROMPT, 12) if step.round and step.round.drafted} >= {21}
 
 
+def test_a_policy_that_chooses_fills_its_forwards(target: Target, truth: list[int]) -> None:
+    """With the nodes that were grown: padding takes as long."""
+    made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), "bastion")
+    drafted = [step.round for step in made.run(PROMPT, 40) if step.round and step.round.drafted and step.round.n]
+    assert len(drafted) > 3 and all(round.n == round.grown or not round.padding for round in drafted)
+
+
 def test_the_widest_tree_and_its_padding_are_recorded(target: Target, truth: list[int]) -> None:
     made = engine(target, Tabled(Noisy("noisy", vocab=97)), "ddtree:21")
     rounds = [step.round for step in made.run(PROMPT, 12) if step.round]
