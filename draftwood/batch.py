@@ -126,9 +126,13 @@ class Batch:
         # While the device drafts, the host has time to learn, and the next choice may profit from what a tree taught.
         # Without a draft the device would wait, so the host learns after the next round has begun.
         heeds = not self._rounds.ahead or begun.drafting or any(begun.proposals)
+        start = time.perf_counter()
         records = self._heed(begun, verdicts) if heeds else None
+        heeding_s = time.perf_counter() - start
         emitted = self._emit(begun, verdicts)
         self._begun = self._begin() if self._rounds.ahead and self.requests else None
+        if self._begun is not None and not begun.drafting:  # a plain round is not to look dear for the tree before it
+            self._begun.clock.excused = heeding_s
         records = records or self._heed(begun, verdicts)
         return {
             part.request: _step(part, verdict, record, text, begun.costs)

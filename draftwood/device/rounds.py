@@ -207,7 +207,8 @@ class DeviceRounds:
         clock.add("verify", seconds)
         if self._settled is not None:
             travel = 0.0 if early else now - begun - seconds
-            clock.exposed = max(begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
+            waited = begun - self._settled - self._hidden - clock.excused
+            clock.exposed = max(waited, 0.0) + max(travel, 0.0)
         if self.ahead:  # else the device works for no longer than the host waits, and its laps are all of it
             self._settled = now
         if not self._drafts:

@@ -30,7 +30,7 @@ from draftwood.policies.base import Costs
 from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
-from draftwood.trace import VERBS
+from draftwood.trace import VERBS, Round
 from draftwood.tree import Lattice, Tree
 from tests.reference import Noisy, ReplayedGraphs, Tabled, Truthful, tiny_dflash, tiny_target
 
@@ -469,6 +469,21 @@ def test_a_round_takes_what_passes_from_verdict_to_verdict_without_the_callers_t
     for told in rounds[1:]:  # before the first, the prompt was read
         assert told.total_s == pytest.approx(sum(told.parts.values())) and set(told.seconds) <= set(VERBS)
         assert slow < told.parts["aux"] < 4 * slow
+
+
+def test_what_is_learned_of_a_tree_is_no_price_of_the_plain_round_behind_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, observe = 0.1, AcceptanceModel.observe
+
+    def late(self: AcceptanceModel, round: Round, *more: object) -> None:
+        time.sleep(slow * round.drafted)
+        observe(self, round, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AcceptanceModel, "observe", late)
+    rounds = [step.round for step in engine(target, tiny_dflash(target)).run(PROMPT, 90, policy=Pausing(7))]
+    plain = [told for told in rounds if told and not told.drafted]
+    assert len(plain) > 10 and all(told.total_s < slow for told in plain)
 
 
 def test_where_nobody_runs_ahead_a_verify_ends_with_its_verdict(
