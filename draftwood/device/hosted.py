@@ -17,13 +17,14 @@ from torch import Tensor
 
 from draftwood.accept import Verdict
 from draftwood.clock import Clock
-from draftwood.device.ancestors import bitmask, lineage, visible
+from draftwood.device.growth import grower
 from draftwood.device.mail import Post
 from draftwood.device.rounds import Device, DeviceRounds, Key, Make
 from draftwood.device.stages import Stages
 from draftwood.device.state import State
 from draftwood.drafters.base import Drafter, Learner
 from draftwood.drafting import Drafting, Proposal
+from draftwood.grow import Growth
 from draftwood.lean import Lean
 from draftwood.plan import Verified
 from draftwood.policies.base import Policy
@@ -39,6 +40,7 @@ class HostedStages(Stages):
     def __init__(self, model: Lean, state: State, policy: Policy, drafter: Drafter) -> None:
         self.drafter = None
         self._hold(model, state, policy.n_max, min(drafter.max_depth, policy.n_max), is_chain=False)
+        self._grower = grower(Growth(policy.n_max), 1, 1, state.kv.device)  # it tells who sees whom, and grows nothing
         self._given = Post((3, 1 + policy.n_max), state.kv.device)
         listens = isinstance(drafter, Learner)
         shape = 1 + policy.n_max, len(state.dice.seen)
@@ -62,9 +64,7 @@ class HostedStages(Stages):
         tree = self._tree
         for buffer, row in zip((tree.tokens, tree.parents, tree.depths), self._given.buffer, strict=True):
             buffer.copy_(row)
-        self._line.copy_(lineage(tree.parents, self._line.shape[1] - 1))
-        self._seen.copy_(visible(self._line))
-        self._bits.copy_(bitmask(self._seen))
+        self._grower.relate(tree.parents, self._line, self._seen, self._bits)
 
 
 class HostedRounds(DeviceRounds):
