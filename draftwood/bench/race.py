@@ -34,9 +34,8 @@ def race(
 ) -> dict[str, Answering]:
     """All methods answer a prompt in turns, in an order that `seed` shuffles. `known` by having no drafter."""
     read(ran, prompt, known)
-    each = max(
-        TURN[engine.backend().name] for engine in ran.values()
-    )  # of requests to come: a device has one at a time
+    # Asked before any of them begins: a device that is at work names the host, which would serve the next request.
+    each = max(TURN[engine.backend().name] for engine in ran.values())
     answers = {
         method: Answering(engine, prompt, tokens, sampling, known[engine.drafter is None])
         for method, engine in ran.items()
