@@ -248,7 +248,9 @@ def refuse_company(args: Sequence[str]) -> None:
     """Raise BadInput where torchrun started several processes of a command that runs in one."""
     together, first = config().processes, next(iter(args), "draftwood")
     if together > 1 and first not in TOGETHER:
-        raise BadInput(f"{first} runs in one process, but torchrun started {together}; generate and train can run together.")
+        raise BadInput(
+            f"{first} runs in one process, but torchrun started {together}; generate and train can run together."
+        )
 
 
 def read_prompt(prompt: str | None) -> str:
