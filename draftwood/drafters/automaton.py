@@ -1,7 +1,7 @@
-"""A suffix automaton over token ids: every earlier occurrence of any suffix, found in time that does not depend on it.
+"""A suffix automaton over token ids: it finds where any suffix occurred before, however long the text is.
 
-Its states are the sets of substrings that end at the same places (Blumer et al. 1985). Built online, one token after
-another; counts are kept up to date along the suffix links. Where something compiles, `native/substrings.c` has it.
+Its states are the sets of substrings that end at the same places (Blumer et al. 1985). It is built online, one token
+after another; counts are kept up to date along the suffix links. `native/substrings.c` is the compiled version.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from draftwood.experts import Occurrences
 from draftwood.native.build import operators
 from draftwood.native.substrings import Substrings
 
-LINKS = 32  # suffix links that are followed to count an occurrence: in "aaaa…" there is one for each length
+LINKS = 32  # most suffix links that are followed to count an occurrence: in "aaaa…" there is one for each length
 
 
 def automaton() -> Occurrences:
-    """Of nothing; the compiled one if there is one."""
+    """An empty automaton, compiled where that is possible."""
     return SuffixAutomaton(LINKS) if operators().library is None else Substrings(LINKS)
 
 
@@ -104,7 +104,7 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _suffixes(self, state: int) -> Iterator[int]:
-        """`state` and the next ones along its links, the empty string left out."""
+        """`state` and the next ones along its links, without the empty string."""
         for _ in range(self._links):
             if state <= 0:
                 return

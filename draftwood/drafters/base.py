@@ -23,7 +23,7 @@ class Request:
     root: int  # the last committed token: not in any KV cache yet, the draft continues it
     width: int  # K: candidates per depth the policy can use
     depth: int | None = None  # depths that are worth predicting, 1 or more; None: all. A drafter may give more
-    # The noise of so many draws to come, if its trees may know it: which of many candidates are worth naming.
+    # Gives the noise of so many draws to come, if trees may know it: it decides which candidates are worth naming.
     ahead: Callable[[int], Ahead] | None = None
 
 
@@ -61,14 +61,14 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """A lattice on a device, and for a trellis what each candidate makes of the next depth's."""
+    """A lattice on a device, and for a trellis the log-probabilities of candidates given those of the depth before."""
 
     tokens: torch.Tensor  # [D, K]
     logp: torch.Tensor  # [D, K]
     pairs: torch.Tensor | None = None  # [D - 1, K, K]
 
     def filled(self, width: int) -> Candidates:
-        """With `width` candidates of each depth; those that a small head could not name are impossible."""
+        """The same with `width` candidates of each depth: impossible ones where the head has too few tokens."""
         more = width - self.tokens.shape[1]
         if more <= 0:
             return self
@@ -80,22 +80,22 @@ class Candidates:
 class Placed(Protocol):
     """One request's draft state in buffers that stay where they are: what a captured round runs.
 
-    Nothing in `extend` and `draft` may wait for the device or depend on a number that changes; whatever does lies in a
-    tensor. `extend` follows every prefill and commit here too.
+    `extend` and `draft` may neither wait for the device nor depend on a Python number that changes: such numbers lie
+    in tensors. `extend` follows every prefill and commit here too.
     """
 
     max_depth: int
-    paired: int  # candidates of each depth that it gives at least, and all pairs of them; 0: depths are independent
+    paired: int  # least candidates of each depth, given with the scores of all their pairs; 0: depths are independent
 
     def extend(self, taps: torch.Tensor, start: torch.Tensor) -> None:
         """Context tokens at the positions from `start` [] on, as taps `[M, len(tap_layers) * hidden]`.
 
-        Rows after the accepted ones hold nonsense: the next call overwrites what it left.
+        Rows after the accepted ones hold nonsense, which the next call overwrites.
         """
         ...
 
     def draft(self, root: torch.Tensor, context: torch.Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
-        """`max_depth` times `width` candidates behind `root` [1], at `context` []; those that noise `ahead` favours."""
+        """`max_depth` times `width` candidates after `root` [1], at `context` []; with `ahead`, those it favours."""
         ...
 
     def nbytes(self) -> int:
@@ -108,10 +108,10 @@ class Placeable(ABC):
 
     @abstractmethod
     def place(self, capacity: int) -> Placed:
-        """Buffers for one request of at most `capacity` tokens, everything behind its context included."""
+        """Buffers for one request of at most `capacity` tokens, and for the block that follows them."""
 
     def state_bytes(self, capacity: int) -> int:
-        """What one request of `capacity` tokens takes of memory; 0: next to nothing."""
+        """Bytes that the state of a request of `capacity` tokens takes; 0: next to nothing."""
         return 0
 
 
@@ -121,11 +121,11 @@ class Weighed(ABC):
     @classmethod
     @abstractmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
-        """Bytes of the weights that `load(argument, target)` would load, of numbers of `itemsize` bytes."""
+        """Bytes of the weights that `load(argument, target)` would load, at `itemsize` bytes a number."""
 
 
 class Carded(ABC):
-    """A drafter that comes with a figure of how well it does."""
+    """A drafter whose model card says how well it drafts."""
 
     @property
     @abstractmethod
@@ -135,17 +135,17 @@ class Carded(ABC):
 
 
 class Learner(ABC):
-    """A drafter that learns from what the target says in passing, for all requests alike."""
+    """A drafter that learns from the target's logits while it runs; all requests share what it learns."""
 
     @property
     def listens(self) -> bool:
-        """Whether it has any use for what this round says."""
+        """Whether it can learn from this round."""
         return True
 
     @abstractmethod
     def learn(self, tokens: Sequence[int], logits: torch.Tensor) -> None:
-        """The target gave `logits` [M, V] behind each of the M `tokens`, which it has just committed."""
+        """The target gave `logits` [M, V] after each of the M `tokens`, which have just been committed."""
 
     @abstractmethod
     def fresh(self) -> Drafter:
-        """The same weights with nothing learned yet: what one method wrote must not help the next one it races."""
+        """The same weights with nothing learned yet: in a comparison one method's texts must not help the next one."""

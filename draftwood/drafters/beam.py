@@ -1,4 +1,4 @@
-"""A tree that grows level by level, from what a model says behind each node of the level before."""
+"""A tree that grows level by level: a model predicts what follows each node of the level before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BeamTree:
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.depths.append(self.depths[parent] + 1)
-                self.mass.append(self.mass[parent] * max(0.0, min(p, 1.0)))  # NaN is dead
+                self.mass.append(self.mass[parent] * max(0.0, min(p, 1.0)))  # NaN counts as 0
         heaviest = np.argsort(-np.array(self.mass[first:]), kind="stable")[:beam]
         return [first + int(node) for node in np.sort(heaviest)]
 

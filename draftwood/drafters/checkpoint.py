@@ -1,7 +1,7 @@
-"""Reading a drafter's checkpoint: a folder or a Hub name to its config and its tensors.
+"""Reading a drafter's checkpoint: from a folder or a Hub name to its config and its tensors.
 
-Only `config.json` and tensors are read: no code from the checkpoint runs. Pickles are opened where a kind of drafter is
-published as such, by a reader that knows nothing but tensors.
+Only `config.json` and tensors are read: no code from the checkpoint runs. Pickles are opened only for kinds of drafter
+that are published as pickles, and only by a reader that loads nothing but tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
     `pickles`: checkpoints of this kind are also published as pickles.
     """
     if not name:
-        raise BadModel("No checkpoint was named; write a folder or OWNER/NAME behind the colon.")
+        raise BadModel("No checkpoint was named; write a folder or OWNER/NAME after the colon.")
     try:
         folder = Path(name).expanduser()
         if folder.is_file():
@@ -46,7 +46,7 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except BadModel:
         raise
-    except Exception as error:  # of the Hub, of the network, of whatever library brings them; or an impossible name
+    except Exception as error:  # the Hub's, the network's or any library's, or an impossible name
         raise BadModel(
             f"No drafter '{name}' was found: it is neither a folder here nor could it be fetched from the "
             f"Hugging Face Hub ({first_line(error)}). Check the name or give a folder."
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_draft_tokens(folder: Path, vocab: int) -> list[int] | None:
-    """The tokens that a drafter with a trimmed head proposes, in rising order; None: it has the whole head."""
+    """The tokens that a drafter with a trimmed head can propose, in rising order; None: its head is whole."""
     path = folder / DRAFT_TOKENS
     if not path.is_file():
         return None
@@ -78,14 +78,14 @@ def read_draft_tokens(folder: Path, vocab: int) -> list[int] | None:
     whole = isinstance(tokens, list) and tokens and all(type(t) is int for t in tokens)
     if not whole or any(a >= b for a, b in pairwise(tokens)) or tokens[0] < 0 or tokens[-1] >= vocab:
         raise BadModel(
-            f"{path} is no rising list of token ids below {vocab}; fetch the checkpoint again, or delete the file "
+            f"{path} is not a rising list of token ids below {vocab}; fetch the checkpoint again, or delete the file "
             "to draft over the whole vocabulary."
         )
     return tokens
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle, by torch's reader for weights alone: it runs no code that comes with them."""
+    """The tensors of a pickle, read by torch's weights-only reader, which runs no code from the file."""
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
@@ -96,7 +96,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of a checkpoint that may be pickled, what is read: safetensors if there are any; of pickles, no trainer's own."""
+    """The files to read of a checkpoint that may be pickled: safetensors if any, else pickles, a trainer's own last."""
     patterns = ("*.safetensors", "pytorch_model*.bin", "*.bin")
     return next((files for pattern in patterns if (files := sorted(folder.glob(pattern)))), [])
 
@@ -132,12 +132,12 @@ def _shards(folder: Path) -> list[Path]:
 
 
 class Taker:
-    """Hands out a checkpoint's tensors by name, checked, on the right device; knows what nobody asked for."""
+    """Hands out a checkpoint's tensors by name, checked and on the right device, and knows which are left over."""
 
     def __init__(
         self, tensors: dict[str, Tensor], name: str, form: str, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Consumes `tensors`, those of drafter `name`; `form` is what it is one of, such as DFlash."""
+        """Consumes `tensors`, those of drafter `name`; `form` is the kind of drafter, such as DFlash."""
         self.tensors, self.name, self.form, self.device, self.dtype = tensors, name, form, device, dtype
 
     def __call__(self, key: str, *shape: int) -> Tensor:

@@ -2,12 +2,12 @@
 
 The first drafter's chain is accepted for exactly i tokens with probability r(i) = c_1 … c_i (1 - c_{i+1}), c_k being
 the confidence of its k-th token. At the boundaries with the largest r, a variable-prefix drafter sees the chain so far
-and predicts the rest, all of them in one batched pass over a context that they share. What it says becomes the
-lattice of the chain's node there, so that growth mixes the first pass's siblings with the second pass's
-continuations by mass, and nothing is verified twice. Whether the second pass is worth its time is decided each round.
+and predicts the rest; all boundaries go through one batched pass over the context that they share. Each prediction
+becomes the lattice of the chain's node at that boundary, so that growth mixes the first pass's siblings with the second
+pass's continuations by mass, and nothing is verified twice. Each round decides whether a second pass is worth its time.
 
-Where trees reach the block's end and its chain is likely to be accepted whole, a further block can follow: the end of
-the chain is seen, the rest predicted. Of drafted tokens there are no target features, so it knows less.
+Where trees reach the block's end and its chain is likely to be accepted whole, a further block can follow. It sees the
+end of the chain and predicts what comes next. Drafted tokens have no target features, so this block knows less.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Options:
     )  # of the second drafter; 2: the paper's third level
     samples: int = field(default=0, metadata={"least": 0, "most": 16})  # chains drawn instead of a second pass
     again: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # 0 never, 1 always, 2 if it pays
-    further: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # the same of a further block
+    further: int = field(default=DECIDED, metadata={"least": NEVER, "most": DECIDED})  # the same for a further block
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class D2SDState:
 class Place(NamedTuple):
     """A node of an `Anchored` draft."""
 
-    block: Block  # that predicts its children
+    block: Block  # predicts its children
     row: int  # of the block
-    token: int  # of the node; where the block begins it is seen, and does not count
-    path: tuple[int, ...] | None  # from the root, for as long as some block begins on it or behind it
+    token: int  # of the node; not used where a block begins, which has seen it
+    path: tuple[int, ...] | None  # from the root; None once no block begins at it or below it
 
 
 class Anchored:
-    """Blocks by the path behind which each begins again: a conditional draft."""
+    """A conditional draft: blocks by the path after which each begins."""
 
     faint = FAINT
 
@@ -92,18 +92,18 @@ class Anchored:
         source = int(place.block is not self.anchors[()])
         if place.row < len(place.block):
             for token, logp in zip(*place.block.row(place.row, place.token), strict=True):
-                if not logp > -np.inf:  # dead, or not a number
+                if not logp > -np.inf:  # impossible, or not a number
                     return
                 yield max(-logp, 0.0), token, source
 
 
 class D2SDDrafter(Weighed, Carded):
-    """Two DFlash drafters; of the second one only checkpoints with variable prefixes are worth much."""
+    """Two DFlash drafters; the second is worth little unless it was trained with variable prefixes."""
 
     def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
         self.name, self._first, self._second, self._options = name, first, second, options
         self.tap_layers = tuple(dict.fromkeys((*first.tap_layers, *second.tap_layers)))
-        self._seen = min(second.max_depth // 2, first.max_depth - 1)  # tokens of the chain's end in a further block
+        self._seen = min(second.max_depth // 2, first.max_depth - 1)  # tokens at the chain's end, in a further block
         longest = first.max_depth + second.max_depth - self._seen
         self.max_depth = longest if options.further else max(first.max_depth, second.max_depth)
 
@@ -111,7 +111,7 @@ class D2SDDrafter(Weighed, Carded):
     def load(cls, argument: str, target: Target) -> D2SDDrafter:
         """From `FIRST,SECOND,boundaries=4`; without SECOND the first drafter is used twice. BadInput, BadModel."""
         names, options = split(argument)
-        how = parse(Options, "d2sd", options)  # first: a mistake in them is told at once
+        how = parse(Options, "d2sd", options)  # before anything is loaded: a mistake is reported at once
         first = DFlashDrafter.load(names[0], target)
         second = DFlashDrafter.load(names[1], target) if len(names) > 1 else first
         return cls(first, second, how, f"d2sd:{argument}")
@@ -159,7 +159,7 @@ class D2SDDrafter(Weighed, Carded):
         return [draft if len(draft.anchors) > 1 else draft.anchors[()] for draft in drafts]
 
     def work(self, context: int) -> Work:
-        """The first pass; what a second one takes is learned with the rounds."""
+        """The first pass; the cost of a second one is learned from the rounds."""
         return self._first.work(context)
 
     @property
@@ -167,7 +167,7 @@ class D2SDDrafter(Weighed, Carded):
         return self._second is self._first
 
     def _samples(self, request: Request, block: Block) -> Tree:
-        """Drawn with a seed that only the place in the text decides: a draft may not know the target's draws."""
+        """Drawn with a seed that depends only on the place in the text: a draft must not know the target's draws."""
         seed = len(request.state.first), request.root
         lattice = block if isinstance(block, Lattice) else block.lattice
         return naive_samples(lattice, request.root, self._options.samples, np.random.default_rng(seed))
@@ -180,7 +180,7 @@ class D2SDDrafter(Weighed, Carded):
         return (False, True, decided)[self._options.again]
 
     def _goes_further(self, request: Request, draft: Anchored) -> bool:
-        """Only behind a whole block, and if recent trees went to its end; then what it brought so far decides."""
+        """Only after a whole block, and if recent trees reached its end; then the trials so far decide."""
         trials, deepest = request.state.further, self._first.max_depth
         whole = len(draft.anchors[()]) == deepest and (request.depth is None or request.depth > deepest)
         if self._options.further == NEVER or not whole:
@@ -190,7 +190,7 @@ class D2SDDrafter(Weighed, Carded):
         return self._options.further == ALWAYS or decided
 
     def _follow(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
-        """One batched pass: a further block behind each chain, which begins in it."""
+        """One batched pass: a further block after each chain; it begins inside the chain."""
         gap = self._first.max_depth - self._seen
         chains = [chain_of(draft.anchors[()])[0] for draft in drafts]
         asked = [
@@ -202,7 +202,7 @@ class D2SDDrafter(Weighed, Carded):
                 draft.add(tuple(chain), block)
 
     def _anchor(self, requests: Sequence[Request], drafts: Sequence[Anchored]) -> None:
-        """One batched pass: new blocks at the likeliest first rejections of those that are there."""
+        """One batched pass: new blocks at the likeliest first rejections of the blocks so far."""
         asked, places = [], []
         for request, draft in zip(requests, drafts, strict=True):
             depth = min(self._second.max_depth, request.depth or self._second.max_depth)
@@ -235,7 +235,7 @@ def naive_samples(lattice: Lattice, root: int, count: int, rng: np.random.Genera
 
 
 def chain_of(block: Block) -> tuple[list[int], Floats]:
-    """The likeliest token of each depth behind the one before, and the drafter's confidence `[D]` in each."""
+    """The likeliest token of each depth given the one before, and the drafter's confidence `[D]` in each."""
     tokens: list[int] = []
     logp = []
     for depth in range(len(block)):
@@ -254,7 +254,7 @@ def first_rejection(confidence: Floats) -> Floats:
 
 
 def boundaries(draft: Anchored, count: int, depth: int) -> list[tuple[int, ...]]:
-    """The `count` paths with the largest r at which no block begins yet; the root's is the first pass's own."""
+    """The `count` paths with the largest r at which no block begins yet; never the root, where the first begins."""
     found: dict[tuple[int, ...], float] = {}
     for path, block in draft.anchors.items():
         tokens, confidence = chain_of(block)
@@ -267,7 +267,7 @@ def boundaries(draft: Anchored, count: int, depth: int) -> list[tuple[int, ...]]
 
 
 def _mass(draft: Anchored, path: tuple[int, ...]) -> float:
-    """The drafts' probability of a path."""
+    """The draft's probability of a path."""
     place, cost = draft.start(), 0.0
     for token in path:
         cost += next((c for c, name, _ in draft.children(place) if name == token), np.inf)

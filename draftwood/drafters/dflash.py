@@ -2,8 +2,7 @@
 
 The block is the root's embedding and B - 1 mask embeddings. Its tokens see each other and, as keys and values
 only, one fused feature for every context token, made from the outputs of a few target layers. The embedding
-and the head are the target's own; a checkpoint may name the tokens worth proposing, and then the head is trimmed
-to them.
+and the head are the target's own; if a checkpoint names the tokens worth proposing, the head is trimmed to them.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ class DFlashState:
         return self.projected + self.waiting
 
     def __deepcopy__(self, memo: object) -> DFlashState:
-        """With no room to spare: copies are made of texts that are kept, and get it when they go on."""
+        """Without spare room: a copy keeps a prefix, and gets room when a text continues from it."""
         state = DFlashState(self.kv[:, :, :, : self.projected].clone(), self.pending[: self.waiting].clone())
         state.projected, state.waiting = self.projected, self.waiting
         return state
 
     def wait(self, taps: Tensor) -> None:
-        """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse; at most PENDING with those before."""
+        """Copy taps `[M, taps * hidden]`, whose buffers the target may reuse; at most PENDING may wait in all."""
         end = self.waiting + taps.shape[0]
         if end > len(self.pending):
             room = self.pending.new_empty(PENDING, self.pending.shape[1])
@@ -78,7 +77,7 @@ class DFlashState:
             self._take(grown)
 
     def _take(self, kv: Tensor) -> None:
-        self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free, a block uses them
+        self.kv = kv  # [layers, 2, G, slots, D]; slots from `projected` on are free for a block
         layers, kinds = np.ogrid[: len(kv), :2]
         # [layers, 2]: where the keys and values of each layer begin.
         self.addresses: Ints = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
@@ -101,7 +100,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
-            raise BadInput(f"A depth of {depth} is not in 1 to {config.block_size - 1}, what {name} predicts.")
+            raise BadInput(f"A depth of {depth} is not within the 1 to {config.block_size - 1} that {name} predicts.")
         self.name = name
         self.config = config
         self.tap_layers = config.target_layer_ids
@@ -168,8 +167,8 @@ class DFlashDrafter(Placeable, Weighed, Carded):
     def draft(self, requests: list[Request]) -> list[Draft]:
         """One `Lattice` [depth, width] or `Trellis` per request; requests share the products, never the attention.
 
-        Where tokens of a block see those behind them, the block is whole whatever depth is asked: a shorter one would
-        predict other tokens. Only its head is saved.
+        Where tokens of a block see later ones, the block stays whole whatever depth is asked for: a shorter one would
+        predict other tokens. Only rows of the head are saved.
         """
         if self._whole is not None and len(requests) == 1:
             return [self._at_once(self._whole, requests[0])]
@@ -190,13 +189,13 @@ class DFlashDrafter(Placeable, Weighed, Carded):
 
     @torch.inference_mode()
     def draft_behind(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int = 0) -> list[Block]:
-        """What each block predicts behind its first tokens after the root, which are seen instead of masked.
+        """What each block predicts after the given tokens that follow its root, which are seen instead of masked.
 
-        Blocks of one request share its context. With a `gap`, so many tokens lie between context and root that were
-        drafted and have no features: positions count them, nobody sees them.
+        Blocks of one request share its context. `gap` is the number of drafted tokens between context and root: they
+        have no features, so that positions count them but no token sees them.
         """
         logits = self._block_logits(blocks, gap)
-        each = logits.split(len(logits) // len(blocks)) if len(blocks) > 1 else [logits]  # often one: no view is made
+        each = logits.split(len(logits) // len(blocks)) if len(blocks) > 1 else [logits]  # a single block needs no view
         return [
             draft_of(
                 rows[len(seen) :] if seen else rows,
@@ -227,7 +226,7 @@ class DFlashDrafter(Placeable, Weighed, Carded):
         return StaticDFlash(*shared, self.max_depth, capacity, paired)
 
     def state_bytes(self, capacity: int) -> int:
-        """Context keys and values in all layers; the taps that wait are next to nothing."""
+        """Context keys and values in all layers; waiting taps are next to nothing."""
         config = self.config
         slots = capacity + config.block_size
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * slots * self._weights.norm.itemsize
@@ -271,14 +270,14 @@ class DFlashDrafter(Placeable, Weighed, Carded):
 
     @torch.inference_mode()
     def _project(self, state: DFlashState, taps: Tensor, count: int) -> None:
-        """Store what the drafter reads of the first `count` of taps `[M, taps * hidden]`."""
+        """Project the first `count` of taps `[M, taps * hidden]` and store their keys and values."""
         state.reserve(state.projected + count + self.config.block_size)
         self._layers.project(state, taps, count)
         state.projected += count
 
 
 class Turned(Protocol):
-    """A config of a model that turns queries and keys by their positions."""
+    """The config of a model with rotary position embeddings."""
 
     @property
     def head_dim(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What a DFlash checkpoint's config.json says, in all forms that are published, and whether it fits a target.
+"""What a DFlash checkpoint's config.json says, in all published forms, and whether it fits a target.
 
 Keys of DFlash (arXiv 2602.06036) lie in `dflash_config` or at the top level; rotary settings are `rope_theta`
 with `rope_scaling`, or `rope_parameters`. Unknown keys are ignored.
@@ -42,9 +42,9 @@ class DFlashConfig:
     target_layer_ids: tuple[int, ...]
     num_target_layers: int | None
     embedding_scale: float
-    tau: float | None = None  # tokens a round that its maker measured: draftwood's own key, others have none
-    target_mark: tuple[float, ...] | None = None  # of the target it was made for: ours, too
-    markov_rank: int = 0  # of what the candidate before changes, see markov.py: ours, too; 0: nothing
+    tau: float | None = None  # tokens a round, as its maker measured; a key that only draftwood writes
+    target_mark: tuple[float, ...] | None = None  # identifies the target it was made for (mark.py); draftwood's, too
+    markov_rank: int = 0  # rank of the Markov head (markov.py), 0: none; draftwood's, too
 
     @property
     def num_layers(self) -> int:
@@ -52,12 +52,12 @@ class DFlashConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether no token of a block sees those behind it, so that a short block begins as a long one does."""
+        """Whether no token of a block sees later ones, so that a short block begins as a long one does."""
         return all(sight.causal for sight in self.sights)
 
     @property
     def window(self) -> int | None:
-        """How far back the layers look, if all of them look back as far; None: to the beginning, or some further."""
+        """How far back every layer looks; None: to the beginning, or layers differ."""
         windows = {sight.window for sight in self.sights}
         return windows.pop() if len(windows) == 1 else None
 
@@ -82,7 +82,7 @@ class DFlashConfig:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Checked access to a config; `dflash_config` goes before the top level."""
+    """Checked access to a config; `dflash_config` takes precedence over the top level."""
 
     values: Mapping[str, Any]
     name: str
@@ -201,7 +201,7 @@ def _check_architecture(keys: Keys) -> None:
 
 
 def _sights(keys: Keys, num_layers: int) -> tuple[Sight, ...]:
-    """Full layers see everything; sliding ones a window, and of the block only what comes before.
+    """Full layers see everything; sliding ones see a window, and of the block only what comes before.
 
     That is z-lab's rule; its `is_causal` overrides the order in every layer. `use_swa`, `swa_window_size`
     and `causal` are MiMo's and ModelOpt's keys: every layer slides, and the block stays bidirectional.

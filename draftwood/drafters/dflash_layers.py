@@ -1,4 +1,4 @@
-"""DFlash drafters from blocks to logits: by compiled operators where they serve, by PyTorch's everywhere."""
+"""DFlash drafters from blocks to logits: by compiled operators where they can run, else by PyTorch's."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class BlockLayers(Protocol):
     """A drafter from tokens to logits, the head included."""
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
-        """`[R * depth, V]` of the tokens behind the first of every block. Blocks `[R * B]` stand behind the context of
-        their state and a gap.
+        """Logits `[R * depth, V]` of the `depth` tokens after the first of every block. Blocks `[R * B]` follow the
+        context of their state and a gap.
 
-        A state has room for a block behind its context; keys and values of the block go there.
+        A state has room for a block after its context; keys and values of the block go there.
         """
         ...
 
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
-        """One request's drafts in one call each, if there is a way; `ids` and `tables` as for `Blocks`."""
+        """What drafts for one request in a single call, if the layers can; `ids` and `tables` as for `Blocks`."""
         ...
 
     def project(self, state: DFlashState, taps: Tensor, count: int) -> None:
@@ -50,7 +50,7 @@ class BlockLayers(Protocol):
 def block_layers(config: DFlashConfig, weights: Weights, ends: Ends) -> BlockLayers:
     found = bind(config.shape, config.head_dim**-0.5, weights.layers, config.sights, ends)
     plain = TorchLayers(config, weights, ends)
-    # The operators do not look how far ahead a token is.
+    # The operators apply no window to tokens ahead, so a bidirectional layer's window must hold the whole block.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     return NativeLayers(found, weights, plain) if isinstance(found, Native) and near else plain
 
@@ -63,7 +63,7 @@ class NativeLayers:
         self._fused = native.fused(Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm))
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
-        # Blocks of one state go to the same slots, all keys before anybody looks: so one after the other.
+        # Blocks of one state use the same slots, and all keys are written before any query: they need separate passes.
         size, passes = len(tokens) // len(states), apart(states)
         if len(passes) == 1:
             return self._pass(tokens, states, gap, depth)
@@ -97,7 +97,7 @@ class NativeLayers:
 
 
 def apart(states: Sequence[DFlashState]) -> list[list[int]]:
-    """Their places, in groups in which each state stands once."""
+    """Indices of `states`, in groups that hold each state at most once."""
     passes: list[list[int]] = []
     for place, state in enumerate(states):
         free = (rows for rows in passes if all(states[r] is not state for r in rows))
@@ -146,7 +146,7 @@ class TorchLayers:
     def _attend(
         self, layer: int, states: Sequence[DFlashState], views: list[View], q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Every block behind its own context: `[R * B, H * D]`."""
+        """Every block attends to its own context: `[R * B, H * D]`."""
         q, k, v = (part.unflatten(0, (len(states), -1)) for part in (q, k, v))
         return torch.cat(
             [attend(state.kv[layer], state.projected, q[r], k[r], v[r], *views[r]) for r, state in enumerate(states)]
@@ -161,7 +161,7 @@ def turns(rotary: Rotary, states: Sequence[DFlashState], size: int, gap: int) ->
 
 
 def see(sight: Sight, context: int, size: int, groups: int, device: torch.device) -> View:
-    """What a block behind `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
+    """What a block after `context` tokens sees: the first key, and a mask `[groups * size, keys]` if needed.
 
     Keys before the first are out of every block token's window. Mask rows repeat for each folded query head.
     """
@@ -174,7 +174,7 @@ def see(sight: Sight, context: int, size: int, groups: int, device: torch.device
 
 
 def attend(kv: Tensor, context: int, q: Tensor, k: Tensor, v: Tensor, first: int, mask: Tensor | None) -> Tensor:
-    """Attention of one block, `[B, H * D]`; its keys and values go into the free slots behind the context.
+    """Attention of one block, `[B, H * D]`; its keys and values go into the free slots after the context.
 
     The heads that share a key head are folded into the query axis: no key is read or copied twice.
     """

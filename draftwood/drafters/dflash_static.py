@@ -26,8 +26,8 @@ class StaticDFlash:
         config: DFlashConfig,
         weights: Weights,
         rotary: Rotary,
-        embed: Callable[[Tensor], Tensor],  # as the drafter's layers see tokens
-        candidates: Callable[[Tensor, int, Ahead | None], Candidates],  # of what the last layer gave
+        embed: Callable[[Tensor], Tensor],  # tokens to the first layer's inputs
+        candidates: Callable[[Tensor, int, Ahead | None], Candidates],  # from the last layer's outputs
         max_depth: int,
         capacity: int,
         paired: int = 0,

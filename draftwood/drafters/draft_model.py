@@ -29,16 +29,16 @@ class Options:
     """Parameters of the drafter, as in `draft-model:NAME,depth=4,beam=2`."""
 
     depth: int = field(default=5, metadata={"least": 1, "most": 64})
-    beam: int = field(default=4, metadata={"least": 1, "most": 64})  # nodes of a level that go on; 1: a chain
+    beam: int = field(default=4, metadata={"least": 1, "most": 64})  # nodes of a level that are continued; 1: a chain
 
 
 @dataclass(slots=True, eq=False)
 class DraftModelState:
     cache: KVCache
-    waiting: list[int] = field(default_factory=list)  # committed tokens that are not in it yet
+    waiting: list[int] = field(default_factory=list)  # committed tokens that are not in the cache yet
 
     def __deepcopy__(self, memo: object) -> DraftModelState:
-        """With no room to spare: copies are made of texts that are kept, and get it when they go on."""
+        """Without spare room: a copy keeps a prefix, and gets room when a text continues from it."""
         (row,) = self.cache.rows
         return DraftModelState(KVCache(len(row.keys), [row.copy(row.length, row.length)]), list(self.waiting))
 
@@ -110,7 +110,7 @@ def check_same_tokens(model: Target, target: Target) -> None:
     try:
         ours, theirs = (load_tokenizer(each.name).get_vocab() for each in (model, target))
         same: bool | None = ours == theirs
-    except BadModel:  # models without tokenizers, or not by a name: their sizes must do
+    except BadModel:  # one has no tokenizer, or no name to load it by: only their sizes can be compared
         same = None
     if same is not False and model.vocab_size == target.vocab_size:
         return
@@ -118,6 +118,6 @@ def check_same_tokens(model: Target, target: Target) -> None:
     why = {
         False: f"its tokenizer is another one. Name a model {family}.",
         None: f"{sizes}. Name a model {family}.",
-        True: f"{sizes}. Their tokenizers agree, but one head is filled up further; name one with as many.",
+        True: f"{sizes}. Their tokenizers agree, but one head has more padding; name a model with as many tokens.",
     }
     raise BadModel(f"{model.name} cannot draft for {target.name}: {why[same]}")

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer that writes on the target's features, level by level, as a conditional tree.
+"""EAGLE-3 (arXiv 2503.01840): one layer over the target's features that drafts a tree, level by level.
 
 Row i of the layer is the embedding of token i + 1 beside the feature of token i, and predicts token i + 2. Features of
 committed tokens come from the target; those of drafted ones are the layer's own outputs.
@@ -33,7 +33,7 @@ class Options:
     """Parameters of the drafter, as in `eagle3:NAME,depth=5,beam=8`."""
 
     depth: int = field(default=6, metadata={"least": 1, "most": 32})
-    beam: int = field(default=8, metadata={"least": 1, "most": 64})  # nodes of a level that go on
+    beam: int = field(default=8, metadata={"least": 1, "most": 64})  # nodes of a level that are continued
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +111,7 @@ class Eagle3Drafter(Weighed):
 
     @property
     def _scratch(self) -> int:
-        """Slots for the drafted rows behind the context."""
+        """Slots for the drafted rows after the context."""
         return 1 + self.max_depth * self._beam
 
     @torch.inference_mode()
@@ -121,7 +121,7 @@ class Eagle3Drafter(Weighed):
         hidden = self._catch_up(state, root)
         nodes, front = BeamTree([root]), [0]
         context, seen = len(state.tokens), torch.zeros(0, 0, dtype=torch.bool, device=hidden.device)
-        place: dict[int, int] = {}  # of each drafted row among the drafted rows
+        place: dict[int, int] = {}  # from a node to its row among the drafted rows
         for depth in range(1, deepest + 1):
             tokens, logp = candidates(self._head(hidden), self._beam, self._weights.ids)
             before, front = front, nodes.level(front, tokens, logp, self._beam)
@@ -141,7 +141,7 @@ class Eagle3Drafter(Weighed):
         return nodes.tree()
 
     def _catch_up(self, state: Eagle3State, root: int) -> Tensor:
-        """Run the rows that are not in the cache; the output `[1, hidden]` of the last, which the root belongs to."""
+        """Run the rows that are not in the cache; returns the output `[1, hidden]` of the last, which is the root's."""
         size = len(state.tokens)
         following = torch.tensor([*state.tokens[1:], root], device=state.features.device)
         for start in range(state.rows, size, CHUNK):
@@ -155,7 +155,7 @@ class Eagle3Drafter(Weighed):
     def _level(
         self, state: Eagle3State, tokens: Tensor, hidden: Tensor, context: int, depth: int, seen: Tensor
     ) -> Tensor:
-        """The newest drafted rows, whose ancestors `seen` [R, R] tells; outputs `[F, hidden]`."""
+        """Outputs `[F, hidden]` of the newest drafted rows; `seen` [R, R] marks the ancestors of each drafted row."""
         front = len(tokens)
         mask = F.pad(seen[-front:], (context, 0), value=True)
         positions = torch.full((front,), context + depth - 1, device=tokens.device)
@@ -164,7 +164,7 @@ class Eagle3Drafter(Weighed):
     def _layer(
         self, state: Eagle3State, tokens: Tensor, hidden: Tensor, positions: Tensor, slot: int, mask: Tensor
     ) -> Tensor:
-        """Outputs `[M, hidden]` of rows that are stored from `slot` on and see what `mask` [M, slot + M] says."""
+        """Outputs `[M, hidden]` of rows that are stored from `slot` on and see what `mask` [M, slot + M] allows."""
         weights, config = self._weights, self.config
         eps, stop = config.norm_eps, slot + len(tokens)
         own, normed = weights.embedding, norm(hidden, weights.hidden_norm, eps)

@@ -1,7 +1,7 @@
 """EAGLE-3 checkpoints (arXiv 2503.01840) in the forms of SafeAILab, SpecForge and AngelSlim: config and tensors.
 
-One layer whose attention reads embedding and feature side by side, `fc` over three tapped target layers, and mostly a
-head of its own over the commonest tokens: `d2t` says how far each lies from its place in the target's vocabulary.
+A checkpoint has one layer whose attention reads embedding and feature side by side, `fc` over three tapped target
+layers, and usually a head of its own over the commonest tokens: `d2t` plus a row's number is the target's token id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwood.packing import linear
 from draftwood.target import Target
 
 FORM = "EAGLE-3's format"
-LAYER = ("midlayer.", "layers.0.")  # its name: the authors' and SpecForge's, speculators'
+LAYER = ("midlayer.", "layers.0.")  # its prefix: the authors' and SpecForge's, speculators'
 TAPS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
 UNKNOWN = ("attention_bias", "norm_before_fc")
@@ -40,7 +40,7 @@ class Eagle3Config:
     max_positions: int
     draft_vocab: int
     tap_layers: tuple[int, ...]  # target layers whose outputs are read
-    normed: bool = False  # whether attention adds to the feature as it reads it, instead of as it was
+    normed: bool = False  # whether attention's output is added to the normalised feature instead of the feature itself
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class Eagle3Weights:
     down: nn.Module
     norm: Tensor  # [hidden]
     head: nn.Module | None  # hidden -> draft_vocab; None: the target's own
-    ids: Tensor | None  # [draft_vocab] the target's tokens; None: they are the same
+    ids: Tensor | None  # [draft_vocab] the target's token of each row; None: the row's own number
     embedding: Tensor | None  # [vocab, hidden]; None: the target's own
 
 
@@ -69,7 +69,7 @@ def load_eagle3(name: str, target: Target) -> tuple[Eagle3Config, Eagle3Weights]
 
 
 def weight_bytes(name: str, itemsize: int) -> int:
-    """Bytes of the checkpoint's own files, of whatever numbers: most are published as they are run."""
+    """Bytes of the checkpoint's files, in their own number format: most are published in the one they run in."""
     return sum(file.stat().st_size for file in weight_files(checkpoint_folder(name, pickles=True)))
 
 
@@ -107,9 +107,9 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
 
 
 def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
-    """Those that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3.
+    """The layers that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3.
 
-    SpecForge counts layers whose outputs are read (`eagle_config`), vLLM those whose inputs are (the top level).
+    SpecForge names layers whose outputs are read (`eagle_config`), vLLM those whose inputs are read (the top level).
     """
     eagle = keys.get("eagle_config")
     outputs = (eagle if isinstance(eagle, dict) else {}).get(IDS)
@@ -154,13 +154,13 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
 
 
 def _targets(embedding: Tensor, target: Target) -> bool:
-    """Whether an embedding is the target's own, which some checkpoints bring along."""
+    """Whether an embedding is the target's own, which some checkpoints repeat."""
     parts = torch.arange(len(embedding), device=embedding.device).split(ROWS)
     return all(torch.equal(embedding[part], target.embed(part)) for part in parts)
 
 
 def _ids(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Tensor | None:
-    """The target's tokens that the draft's are, in order."""
+    """The target's token id of each of the drafter's tokens, in order."""
     if "d2t" not in tensors:
         if config.draft_vocab != target.vocab_size:
             raise BadModel(f"The drafter {name} proposes {config.draft_vocab} tokens, but has no d2t to say which.")

@@ -25,7 +25,7 @@ def candidates(logits: Tensor, width: int, ids: Tensor | None = None) -> tuple[T
 def head_rows(
     logits: Tensor, width: int, ids: Tensor | None = None, ahead: Ahead | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same, by places in the head. With noise `ahead` the ones that it favours, be they otherwise unlikely."""
+    """The same, as rows of the head. With noise `ahead` those that it favours, even if they are otherwise unlikely."""
     width = min(width, logits.shape[-1])
     if takes(logits):
         return likeliest(logits, width, ids, ahead)
@@ -43,7 +43,7 @@ def named(rows: Tensor, ids: Tensor | None) -> Tensor:
     """The tokens of rows of a head over the tokens `ids` `[V]`, or over all."""
     if ids is None:
         return rows
-    if rows.device.type == "cpu":  # of so few numpy's lookup takes a tenth of torch's
+    if rows.device.type == "cpu":  # for so few rows numpy's lookup takes a tenth of torch's time
         return torch.from_numpy(ids.numpy()[rows.numpy()])
     return ids[rows]
 

@@ -1,6 +1,6 @@
-"""A drafter's note of the target it was made for: numbers of its embedding, which tuning and rounding hardly move.
+"""A drafter's mark of the target it was made for: numbers of its embedding, which tuning and rounding hardly move.
 
-Models of one shape cannot be told apart by their configs, and a drafter of another one drafts nonsense without a word.
+Configs cannot tell models of one shape apart, and a drafter made for another model drafts nonsense without any error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEY = "target_mark"  # in config.json
 TOKENS, NUMBERS = 8, 8
-ALIKE = 0.8  # cosine: of two models it is near 0, of one in another number format near 1
+ALIKE = 0.8  # cosine: near 0 for two models, near 1 for one model in two number formats
 
 
 def mark_of(target: Target) -> list[float]:
@@ -29,7 +29,7 @@ def mark_of(target: Target) -> list[float]:
 
 
 def check_mark(mark: Sequence[float] | None, name: str, target: Target) -> None:
-    """Refuse a drafter whose `mark` is another target's; none fits every target. Raises BadModel."""
+    """Refuse a drafter whose `mark` is another target's; without a mark it passes. Raises BadModel."""
     if mark is None:
         return
     theirs, ours = np.asarray(mark), np.asarray(mark_of(target))

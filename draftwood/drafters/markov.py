@@ -1,13 +1,13 @@
 """Which token follows which: a block drafter's marginals, corrected by the candidate before.
 
-A block is predicted in one pass, so no depth knows what the depth before will be taken for. A low-rank score of the two
-tokens says what that changes (DSpark's Markov head, arXiv 2607.05147; DFlash 2's candidate selector without its gate):
+A block is predicted in one pass, so no depth knows which token the depth before will get. A low-rank score of the two
+tokens corrects for it (DSpark's Markov head, arXiv 2607.05147; DFlash 2's candidate selector without its gate):
 
     log p(b | a) = log q_d(b) + <A e_a, B e_b> / sqrt(r) - log Z_a
 
 with q_d the drafter's marginal at depth d, and e the target's own embedding and head rows, scaled to unit mean square.
-The weights lie in a folder inside the checkpoint's, where runtimes that know nothing of them do not look: those draft
-from the marginals.
+The weights lie in a subfolder of the checkpoint, where runtimes that do not know them never look: those draft from the
+marginals.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FILE = "markov/model.safetensors"
 PREFIX = "markov."  # of the parameters' names in training
 BEFORE, AFTER = "before.weight", "after.weight"  # A and B, [r, hidden] each
-CANDIDATES = 32  # of each depth that are corrected; behind them marginals say next to nothing
+CANDIDATES = 32  # of each depth that are corrected; the marginals of further ones are next to nothing
 
 
 class Markov:
@@ -61,7 +61,7 @@ class Markov:
     def pairs(self, rows: Tensor, logp: Tensor) -> Tensor:
         """`[D - 1, K, K]` float32: log p of each candidate, given each candidate of the depth before.
 
-        `rows` and `logp` `[D, K]` are head rows and marginals. What is no candidate keeps its share.
+        `rows` and `logp` `[D, K]` are head rows and marginals. Other tokens keep their marginal share.
         """
         if compiled.takes(self._before):
             return compiled.pairs(rows, logp, self._before, self._after)
@@ -100,9 +100,9 @@ def tables(a: Tensor, b: Tensor, embedded: Tensor, head: Tensor) -> tuple[Tensor
 def propose(
     logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None, ahead: Ahead | None = None
 ) -> Candidates:
-    """The `width` likeliest of logits `[D, V]` of the tokens `ids`, or all; where pairs are scored, `CANDIDATES`.
+    """The `width` likeliest candidates of logits `[D, V]` over the tokens `ids`, or over all.
 
-    With noise `ahead` those that it favours.
+    At least `CANDIDATES` of them where pairs are scored. With noise `ahead` those that it favours.
     """
     rows, logp = head_rows(logits, candidates_of(width, logits.shape[-1], markov is not None), ids, ahead)
     return Candidates(named(rows, ids), logp, None if markov is None else markov.pairs(rows, logp))
@@ -118,5 +118,5 @@ def draft_of(
 
 
 def candidates_of(width: int, vocab: int, paired: bool) -> int:
-    """How many candidates of a depth a drafter over `vocab` tokens gives who is asked for `width`."""
+    """How many candidates of a depth a drafter over `vocab` tokens gives when asked for `width`."""
     return min(max(width, CANDIDATES) if paired else width, vocab)

@@ -1,7 +1,7 @@
 """Drafting from the text itself: what followed earlier occurrences of the longest suffix that has any.
 
-Needs no model. How far a match is to be trusted (by its length, how often it occurred and whether its followers agree)
-is learned from what the target chose, so its masses are probabilities.
+Needs no model. How far to trust a match (by its length, how often it occurred and whether its followers agree) is
+learned from what the target chose, so its masses are probabilities.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Options:
 
 @dataclass(eq=False)  # no slots: it is referred to weakly
 class NgramState:
-    """The tokens of one request, and every substring of those that were read."""
+    """The tokens of one request, and every substring of those that were read so far."""
 
     tokens: list[int] = field(default_factory=list)
     read: int = 0  # tokens whose substrings are known
     substrings: Occurrences = field(default_factory=automaton)
-    earlier: Occurrences | None = None  # the texts that `elsewhere` is in
-    elsewhere: tuple[int, int] = (0, 0)  # their longest suffix in earlier texts: state, length
+    earlier: Occurrences | None = None  # the earlier texts that `elsewhere` belongs to
+    elsewhere: tuple[int, int] = (0, 0)  # longest suffix of the tokens that earlier texts have: state, length
 
     def __deepcopy__(self, memo: object) -> NgramState:
         return NgramState(list(self.tokens))  # reading them again is quicker than copying what was found
@@ -40,10 +40,10 @@ class NgramState:
 
 @dataclass(slots=True, eq=False)
 class Heard:
-    """A text that grows, and how much of it is among the earlier ones."""
+    """A text that grows, and how much of it has been added to the earlier texts."""
 
     state: ref[NgramState]
-    tokens: list[int]  # its own: what was written last is there when the text is gone
+    tokens: list[int]  # the state's own list: it still holds the last tokens when the state is gone
     told: int
 
 
@@ -72,7 +72,7 @@ class NgramDrafter(Voice):
         return state
 
     def extend(self, state: NgramState, tokens: list[int]) -> None:
-        """Append tokens. Their substrings are looked up when somebody asks: a text without drafts pays for none."""
+        """Append tokens. Their substrings are added when a draft needs them: a text without drafts pays for none."""
         state.tokens += tokens
 
     def rewind(self, state: NgramState, length: int) -> None:
@@ -81,7 +81,7 @@ class NgramDrafter(Voice):
         del state.tokens[length:]
         if state.read > length:
             state.read, state.substrings, state.elsewhere = 0, automaton(), (0, 0)
-        self._listen(state)  # a copy begins like a text that was heard
+        self._listen(state)  # a copied state is not among the heard ones yet
 
     def experts(self, state: NgramState, root: int, source: int) -> list[Expert]:
         """Matches in the text itself and, if asked for, in earlier ones."""
@@ -104,7 +104,7 @@ class NgramDrafter(Voice):
         state.read = len(state.tokens)
 
     def _listen(self, state: NgramState) -> None:
-        """From here on this text, too, becomes an earlier one; those before it do, as far as they got."""
+        """Let this text become an earlier one, too, from here on; add what the others have written so far."""
         if not self.options.earlier:
             return
         self._remember()

@@ -13,7 +13,7 @@ Record = TypeVar("Record")
 def parse(record: type[Record], drafter: str, text: str) -> Record:
     """`text` as a `record`, a dataclass of whole numbers whose fields say `least` and `most` in their metadata.
 
-    Raises BadInput for an unknown name, no number, or one out of range.
+    Raises BadInput for an unknown name, a value that is no number, or one that is out of range.
     """
     known: dict[str, Any] = {option.name: option.metadata for option in fields(record)}  # type: ignore[arg-type]
     values: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Several drafters at once: their proposals, and what the target said after each token, in one heap.
 
-A proposal is a lattice, a tree, or an opinion that is asked for node by node (`Voice`). `pool.py` weighs them by what
-each was worth so far, for all requests alike; while pooling is not worth its time the first lattice goes out alone.
+A proposal is a lattice, a tree, or an opinion that is asked for node by node (`Voice`). `pool.py` weighs each by what
+it was worth so far, over all requests. While pooling is not worth its time, the first lattice alone is the draft.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from draftwood.target import Target
 from draftwood.tree import Draft, Ints, Tree
 from draftwood.trellis import Block
 
-CANDIDATES = 16  # of each depth that a lattice is asked for at least
-MOST_SAID = 256  # rounds that the table waits for a draft: by then none is left to be judged
+CANDIDATES = 16  # least candidates of each depth that a lattice is asked for
+MOST_SAID = 256  # rounds whose logits wait for a draft before the table learns them: by then none is left to be judged
 
 
 class Voice(ABC):
-    """A drafter that only knows how to comment on a path. Its state follows the prefix as any drafter's does."""
+    """A drafter that only rates continuations of a path. Its state follows the prefix as any drafter's does."""
 
     name: str
     max_depth: int
@@ -56,11 +56,11 @@ class Voice(ABC):
 
     @abstractmethod
     def experts(self, state: Any, root: int, source: int) -> list[Expert]:
-        """What it has to say about paths below `root`."""
+        """Its opinions on paths below `root`."""
 
 
 class Recycling:
-    """`recycling`: what the target said after the same token elsewhere (Token Recycling, arXiv 2408.08696)."""
+    """`recycling`: what the target predicted after the same token elsewhere (Token Recycling, arXiv 2408.08696)."""
 
     name = "recycling"
     max_depth = 8
@@ -80,18 +80,18 @@ class Recycling:
 
 
 Part = Drafter | Voice | Recycling
-Said = tuple[Sequence[int], Ints, Array]  # by the target, and not in the table yet
+Said = tuple[Sequence[int], Ints, Array]  # tokens, their followers and probabilities, not in the table yet
 
 
 @dataclass(slots=True, eq=False)
 class Expectation:
-    """What a draft expected, of which nothing was verified: the text may go on as it says."""
+    """What a draft expected of which nothing was verified: the text may still go on that way."""
 
     pool: Pool
-    views: list[tuple[View, int]]  # with their first choices, the next one last
+    views: list[tuple[View, int]]  # along the path, with their first choices; the next one last
 
     def hears(self, tokens: Sequence[int]) -> bool:
-        """Learn from what the target wrote next. Whether it goes on as expected."""
+        """Learn from what the target wrote next. Returns whether the text may go on as expected."""
         for token in tokens:
             if not self.views:
                 return False
@@ -106,17 +106,17 @@ class Expectation:
 class PooledState:
     states: list[Any]  # of each part
     pool: Pool | None = None  # the last draft, as long as it can be learned from
-    heard: list[int] = field(default_factory=list)  # what was committed since, its root first
-    expectations: list[Expectation] = field(default_factory=list)  # of earlier drafts, where each token has one
-    gain: Gain = field(default_factory=Gain)  # what pooling brings in this text, over what it does elsewhere
+    heard: list[int] = field(default_factory=list)  # what was committed since, the draft's root first
+    expectations: list[Expectation] = field(default_factory=list)  # of earlier drafts that the text still follows
+    gain: Gain = field(default_factory=Gain)  # how what pooling brings differs in this text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PooledState:
-        return PooledState(deepcopy(self.states, memo))  # a draft knows the tables of all requests
+        return PooledState(deepcopy(self.states, memo))  # not the draft: it refers to tables that all requests share
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Of one draft: what is asked for, and what was said by each part."""
+    """One draft in the making: its request, and what each part proposes."""
 
     request: Request
     case: Case
@@ -154,7 +154,7 @@ class Pooled(Learner, Carded):
         return Pooled([part.fresh() if isinstance(part, (Voice, Recycling)) else part for part in self.parts])
 
     def authors(self, tree: Tree) -> list[str]:
-        """Which part each node of a tree is from, the root included; of a lattice, whichever drafts."""
+        """Which part each node of a tree is from, the root included; for a lattice's tree, the drafters together."""
         if tree.sources is None:
             return ["+".join(part.name for part in self._drafters.values())] * len(tree.tokens)
         return [self.parts[source].name for source in tree.sources]
@@ -197,11 +197,11 @@ class Pooled(Learner, Carded):
             followers, logp = candidates(logits, LEARNED)
             if len(self._said) == MOST_SAID:
                 self._take_over()
-            said = np.nan_to_num(np.exp(logp.cpu().numpy(), dtype=np.float64))  # or a table would never forget it
+            said = np.nan_to_num(np.exp(logp.cpu().numpy(), dtype=np.float64))  # a table would never forget a NaN
             self._said.append((tokens, followers.cpu().numpy(), said))
 
     def work(self, context: int) -> Work:
-        """The drafters' together. What pooling takes is Python's time, which the latency model learns."""
+        """The drafters' work together. Pooling itself takes host time, which the latency model learns."""
         works = [part.work(context) for part in self._drafters.values()]
         return Work(
             sum(work.flops for work in works),
@@ -211,7 +211,7 @@ class Pooled(Learner, Carded):
         )
 
     def _hear(self, request: Request) -> None:
-        """What the target made of the request's last draft, and of earlier ones that the text goes on from."""
+        """Learn what the target made of the request's last draft, and of earlier ones that the text still follows."""
         state: PooledState = request.state
         written = [*state.heard[1:], request.root]
         state.expectations = [kept for kept in state.expectations if kept.hears(written)]
@@ -222,14 +222,14 @@ class Pooled(Learner, Carded):
         state.heard = []
 
     def _take_over(self) -> None:
-        """Give the table what the target said: after drafts were judged, or it would know what came of them."""
+        """Let the table learn what the target said. Drafts are judged first, or the table would know their outcome."""
         if self._recycling is not None:
             for said in self._said:
                 self._learn(self._recycling.table, *said)
         self._said.clear()
 
     def _plan(self, request: Request) -> _Plan:
-        """What the text itself says behind a request's root, and what else is asked for."""
+        """What the voices say after a request's root, and whether the other drafters are asked, too."""
         voices = {
             i: part.experts(own, request.root, i)
             for i, (part, own) in enumerate(zip(self.parts, request.state.states, strict=True))
@@ -259,7 +259,7 @@ class Pooled(Learner, Carded):
 
     @property
     def listens(self) -> bool:
-        """Whether a draft of this round is pooled, be it only to be judged, and there is a table that learns."""
+        """Whether a draft of this round is pooled, even if only to be judged, and there is a table that learns."""
         return self._listens and self._recycling is not None
 
     @property
@@ -269,13 +269,13 @@ class Pooled(Learner, Carded):
 
 
 def _own(request: Request, part: int) -> Request:
-    """What a part is asked for: the one that the pool will prefer may be far down in its own order."""
+    """The request for one part, with more candidates: the one the pool prefers may be far down in its order."""
     state = request.state.states[part]
     return Request(state, request.root, max(request.width, CANDIDATES), request.depth, request.ahead)
 
 
 def _spoken(draft: Draft | None, first: Draft | None, source: int) -> list[Expert]:
-    """A drafter's proposal as an opinion, unless it is the block that others are weighed against."""
+    """A drafter's proposal as an expert, unless it is the block that others are weighed against."""
     if draft is None or draft is first:
         return []
     if isinstance(draft, Tree):

@@ -13,7 +13,7 @@ class ShippedDrafter(DFlashDrafter):
 
     @classmethod
     def load(cls, argument: str, target: Target, depth: int | None = None) -> DFlashDrafter:
-        """It has no parameters. Raises BadInput, and BadModel beside another target."""
+        """It has no parameters. Raises BadInput, and BadModel with another target."""
         if argument:
             raise BadInput(f"shipped:{argument}: shipped takes no parameter; write shipped.")
         return DFlashDrafter.load(str(EMBEDDED_DRAFTER), target, depth)

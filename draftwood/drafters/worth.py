@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-LOOKS, REST = 4, 32  # rounds that each way gets at first, and of every so many later ones
+LOOKS, REST = 4, 32  # each way is tried so often at first; later, one round in so many tries the rarer way
 RECENT = 0.05
-BUCKETS = 4  # of the chance that it helps: rounds that differ are decided apart
+BUCKETS = 4  # of the chance that it helps; each is decided by its own trials
 
 
 @dataclass(slots=True)
 class Way:
-    """What rounds of one kind brought."""
+    """Mean tokens and seconds of rounds of one kind."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -32,7 +32,7 @@ class Way:
 
 @dataclass(slots=True, eq=False)
 class Trials:
-    """A round lasts from `begin` to `emitted`: what passes between rounds is the caller's."""
+    """Trials with it and without. A round lasts from `begin` to `emitted`: time between rounds does not count."""
 
     clock: Callable[[], float] = perf_counter
     ways: list[list[Way]] = field(default_factory=lambda: [[Way(), Way()] for _ in range(BUCKETS)])
@@ -44,7 +44,7 @@ class Trials:
         self._start, self._running = self.clock(), None
 
     def choose(self, chance: float) -> bool:
-        """Whether to do it in this round, in which it helps with probability `chance` or so."""
+        """Whether to do it in this round, in which it helps with a probability of about `chance`."""
         pair = self.ways[min(int(chance * BUCKETS), BUCKETS - 1)]
         without, with_it = pair
         rounds = without.seen + with_it.seen
