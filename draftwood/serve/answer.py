@@ -41,7 +41,7 @@ class Delta:
     pieces: list[Piece]
     likelihoods: tuple[Likelihood, ...]
     step: Step
-    finish: str | None  # stop or length in the last one
+    finish: str | None  # `stop` or `length` in a choice's last delta
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Choice:
     finish: str | None = None
 
     def push(self, step: Step) -> Delta:
-        """Take a step in. After `finish` is set nothing more is wanted."""
+        """Add a step. Once `finish` is set, no further step may come."""
         request, pieces = self.job.request, []
         for i, token in enumerate(step.tokens):
             text = "" if token in request.stop_ids else self.text.push(token)
@@ -76,13 +76,13 @@ class Choice:
     def _ended(self, request: Request, step: Step) -> str | None:
         if self.text.stopped:
             return "stop"
-        # Later steps may have been taken already: this one is the last if it holds the last token of the text.
+        # The worker may be ahead: this step is the last if it holds the last token of the text.
         last = request.finished and len(self.tokens) == len(request.sampler.tokens) - request.prompt
         return finish_reason(self.job) if last else None
 
 
 class Answer:
-    """All choices of one HTTP request on their way. Leaving it early gives up what is not finished."""
+    """All choices of one HTTP request while they are written. Leaving it early gives up unfinished ones."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class Answer:
         prompt_tokens: int,
         goes_on: bool,
     ) -> None:
-        """`goes_on`: the answers are one text with their prompts."""
+        """`goes_on`: an answer continues the text of its prompt."""
         self._scheduler, self._tokenizer, self._stops = scheduler, tokenizer, stops
         self._prompt_tokens, self._goes_on = prompt_tokens, goes_on
         self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Step | Refused]]()
         self.choices: list[Choice] = []
 
     def make(self, jobs: Sequence[Callable[[Callable[[Step | Refused], None]], Job]]) -> None:
-        """A choice of each job, which is made when told where its steps go. Raises Refused and BadInput."""
+        """Make a choice of each job, which is built from the callback for its steps. Raises Refused and BadInput."""
         for index, make in enumerate(jobs):
             job = make(self._teller(index))
             before = job.request.sampler.tokens if self._goes_on else ()
@@ -118,7 +118,7 @@ class Answer:
                 if choice.finish is not None:
                     continue
                 if isinstance(step, Refused):
-                    raise step.with_traceback(None)  # several may be told of it: none keeps the others' frames
+                    raise step.with_traceback(None)  # several may raise it: none keeps the others' frames
                 delta = choice.push(step)
                 if delta.finish and not choice.job.request.finished:
                     self._scheduler.cancel(choice.job, delta.finish)
@@ -179,7 +179,7 @@ def _histogram(rounds: Sequence[Round]) -> list[int]:
 
 
 def live(choice: Choice, delta: Delta, llm: LLM) -> dict[str, Any]:
-    """What a round did, for those who watch: docs/serve.md has the fields."""
+    """What a round did, for clients that show it; docs/serve.md lists the fields."""
     step, record = delta.step, delta.step.round
     rounds = choice.rounds
     authors = _authors(llm.drafter, step.tree)
@@ -201,7 +201,7 @@ def live(choice: Choice, delta: Delta, llm: LLM) -> dict[str, Any]:
 
 
 def _authors(drafter: Drafter | None, tree: Tree | None) -> list[str | None]:
-    """Who drafted each node; nobody the root."""
+    """Which drafter each node is from; None for the root."""
     if tree is None:
         return []
     if isinstance(drafter, Pooled):

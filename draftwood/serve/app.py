@@ -96,7 +96,7 @@ def _writing(service: Service) -> APIRouter:
 
 
 def _telling(service: Service) -> APIRouter:
-    """The endpoints that tell how things are."""
+    """The endpoints that report the model, its health and its metrics."""
     router = APIRouter()
 
     @router.get("/v1/models", responses=REFUSALS)

@@ -34,20 +34,22 @@ def serve(
     drafter: Drafter = None,
     policy: Policy = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need 0.0.0.0.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="What clients must show.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     max_concurrency: MaxConcurrency = 16,
-    max_waiting: Annotated[int, typer.Option(help="Requests in the queue; the next one gets 429.")] = 256,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; the next one gets 429.")] = 256,
     max_model_len: MaxModelLen = None,
     kv_tokens: KvTokens = None,
     prefix_tokens: PrefixTokens = None,
     default_max_tokens: Annotated[
-        int, typer.Option(help="Answer length of chats that name none; text completions get 16.")
+        int, typer.Option(help="Answer length of chats that set none; text completions get 16.")
     ] = 1024,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
-    drain: Annotated[float, typer.Option(help="Seconds that requests have to end after SIGTERM.")] = 30.0,
-    cors: Annotated[list[str] | None, typer.Option(help="Origin of web pages that may call; may be repeated.")] = None,
+    drain: Annotated[float, typer.Option(help="Seconds that requests get to finish after SIGTERM.")] = 30.0,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="Origin of web pages that may call the server; may be repeated.")
+    ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts to the log.")] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",

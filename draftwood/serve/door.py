@@ -23,10 +23,10 @@ from draftwood.serve.metrics import together
 from draftwood.serve.options import Options
 
 SESSION = "x-session-id"  # a header of requests
-BEGINNING = 1024  # characters of a prompt that name it
-METRICS_S = 10.0  # that replicas have to tell them
-ATTEMPTS = 4  # replicas that may die under one request
-DIED = Refused(503, "No replica could finish this answer; ask again.", "replica_died", retry_s=1)
+BEGINNING = 1024  # characters of a prompt that identify its conversation
+METRICS_S = 10.0  # that replicas get to send theirs
+ATTEMPTS = 4  # replicas that a request may go to, as one after another dies
+DIED = Refused(503, "No replica could finish this answer; send the request again.", "replica_died", retry_s=1)
 SCOPE = ("type", "method", "path", "root_path", "query_string", "headers")  # what the application reads of a request
 
 
@@ -42,7 +42,7 @@ class Door:
         return answer if isinstance(answer, Relay) or not self._cors else Readable(answer, self._cors)
 
     async def _answer(self, request: Request) -> Response:
-        try:  # nobody's gigabytes are read, or sent to a replica, to be refused there
+        try:  # a body that is too large is neither read to its end nor sent to a replica
             body = await self._gate.body(request.scope, request.receive)
         except Refused as why:
             return why.response()
@@ -61,14 +61,14 @@ class Door:
             except DeploymentUnavailableError:
                 break
             except RayError:
-                continue  # nothing has been told yet, so another replica may begin again
+                continue  # nothing was sent to the client yet, so another replica may begin again
             except asyncio.CancelledError:
                 messages.cancel()
                 raise
         return DIED.response()
 
     async def _metrics(self, scope: dict[str, Any]) -> Response | None:
-        """What all replicas count; None if they refuse to tell."""
+        """The metrics of all replicas; None if they refuse to give them."""
         asked = self._replicas.broadcast("metrics", scope)
         try:
             told = await asked.results_async(timeout_s=METRICS_S, return_exceptions=True)
@@ -79,7 +79,7 @@ class Door:
 
 
 class Readable(Response):
-    """What the door itself answers, for pages of these origins too. What a replica answers says so already."""
+    """The door's own answer, for pages of these origins too. A replica's answers have the headers already."""
 
     def __init__(self, answer: Response, origins: Sequence[str]) -> None:
         super().__init__(status_code=answer.status_code)
@@ -117,7 +117,7 @@ class Relay(Response):
 def conversation(request: Request, body: bytes) -> str:
     """The session that a client names (`x-session-id`, `prompt_cache_key`), else how its conversation begins.
 
-    The turns of a chat agree in that. Empty if there is nothing to go by: then any replica will do.
+    All turns of a chat begin alike. Empty if there is nothing to go by: then any replica will do.
     """
     if named := request.headers.get(SESSION):
         return _hashed(named)
@@ -137,5 +137,5 @@ def _beginning(asked: Mapping[str, Any]) -> Any:
 
 
 def _hashed(name: Any) -> str:
-    """Ray logs sessions; prompts stay out of logs."""
+    """A hash, since Ray logs the names of sessions and prompts must stay out of logs."""
     return hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest()[:32]

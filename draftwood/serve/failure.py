@@ -28,7 +28,7 @@ class ErrorBody(BaseModel):
 
 
 class Refused(Exception):
-    """What a client is told instead of an answer."""
+    """The error that a client gets instead of an answer."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None, retry_s: int | None = None
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 def install(app: FastAPI) -> None:
-    """Answer every kind of failure in that form."""
+    """Answer every kind of failure in OpenAI's form."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -60,9 +60,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         errors = error.errors()
-        # Of a field that may have several forms, the form that was followed furthest is the one that was meant.
+        # A field that may have several forms has an error for each: the form that was read furthest was meant.
         first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
-        return invalid(first, first["loc"][1:]).response()  # the first part says that it is of the body
+        return invalid(first, first["loc"][1:]).response()  # the first part is "body"
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
@@ -76,7 +76,7 @@ def install(app: FastAPI) -> None:
 
 
 def invalid(first: Mapping[str, Any], place: Sequence[int | str]) -> Refused:
-    """The first thing that pydantic finds wrong, and where in the body, in OpenAI's words where it has some."""
+    """The first error that pydantic finds, at `place` in the body; in OpenAI's words where it has some."""
     param = ".".join(str(part) for part in place if not _is_type(part)) or None
     if first["type"] == "extra_forbidden":
         return Refused(400, f"Unrecognized request argument supplied: {param}", "unknown_parameter", param)
@@ -92,7 +92,7 @@ def invalid(first: Mapping[str, Any], place: Sequence[int | str]) -> Refused:
 
 
 def _is_type(part: int | str) -> bool:
-    """Whether pydantic names the member of a union that was tried, which is nothing that a client knows."""
+    """Whether this is pydantic's name for a member of a union, which means nothing to a client."""
     return isinstance(part, str) and (part in ("str", "int") or "[" in part or not part.islower())
 
 

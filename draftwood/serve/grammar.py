@@ -1,4 +1,4 @@
-"""Answers in a given form: llguidance says which tokens may follow, here for any node of a tree."""
+"""Answers in a given form: llguidance says which tokens may follow, at any node of a tree."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 ANY_OBJECT = {"type": "object"}
-FORM: JsonCompileOptions = {"whitespace_pattern": r"[ \n\t]{0,8}"}  # any number: a model may write nothing else
+FORM: JsonCompileOptions = {"whitespace_pattern": r"[ \n\t]{0,8}"}  # unbounded, a model may write nothing else
 WHOLE = (
     "NotStopped",
     "NoExtension",
     "NoExtensionBias",
     "EndOfSentence",
-)  # else a matcher has come to one of its limits
+)  # any other stop reason is one of a matcher's limits
 
 
 class Grammars:
@@ -38,7 +38,7 @@ class Grammars:
         self._read: LLTokenizer | None = None
 
     def make(self, grammar: str) -> Grammar:
-        """From what `of_schema` and its kin give. Raises BadInput with llguidance's reason."""
+        """From what `of_schema`, `of_lark` and `of_regex` give. Raises BadInput with llguidance's reason."""
         if self._read is None:
             try:
                 self._read = from_tokenizer(self._tokenizer, self._vocab, self._ends or None)  # type: ignore[arg-type]
@@ -67,12 +67,12 @@ def of_regex(text: str) -> str:
 
 
 class Grammar:
-    """Where one answer is in its grammar. It follows paths forth and, if asked about another one, back."""
+    """Where one answer is in its grammar. It follows a path forward and, if asked about another one, goes back."""
 
     def __init__(self, matcher: LLMatcher, ends: Collection[int]) -> None:
         self._matcher, self._ends = matcher, frozenset(ends)
         self._at: list[int] = []  # tokens that the matcher has seen
-        self.broken = False  # whether it gave up at one of its limits: the answer ends there, not the whole of a form
+        self.broken = False  # whether it hit one of its limits: the answer ends there, its form incomplete
 
     def mask(self, written: list[int], scores: Tensor) -> Tensor:
         """`scores` [V] with every token that may not follow `written` at -inf."""
@@ -88,10 +88,10 @@ class Grammar:
         return scores.masked_fill(~allowed.to(scores.device), -math.inf)
 
     def complete(self, written: list[int]) -> bool:
-        """Whether nothing but an end may follow."""
+        """Whether only an end token may follow."""
         same = shared(self._at, written)
         news = written[same:]
-        if not self._ends.isdisjoint(news):  # a tree may go on behind an end, but no matcher comes back from there
+        if not self._ends.isdisjoint(news):  # a tree may go on after an end, but a matcher cannot go back past it
             return True
         if same < len(self._at):
             self._matcher.rollback(len(self._at) - same)

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwood.serve.failure import Refused
 
-PAGES: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])  # what pages elsewhere may send
-OPEN = ("/health", "/version", "/", "/page")  # without a key: nothing of the model is behind them
+PAGES: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])  # what pages of other origins may send
+OPEN = ("/health", "/version", "/", "/page")  # need no key: they show nothing of the model
 T = TypeVar("T")
 
 
@@ -24,7 +24,7 @@ class Gone(Exception):
 
 
 class Guard:
-    """Stands before an application."""
+    """Middleware: checks the key and the size of a request's body before the application gets it."""
 
     def __init__(self, app: ASGIApp, key: str | None, max_body_bytes: int) -> None:
         self._app, self._gate = app, Gate(key, max_body_bytes)
@@ -42,18 +42,18 @@ class Guard:
 
 
 class Gate:
-    """Refuses wrong keys and large bodies before anything is read into them."""
+    """Refuses wrong keys before reading a body, and a large body before reading all of it."""
 
     def __init__(self, key: str | None, max_body_bytes: int) -> None:
         self._most, self._key = max_body_bytes, None if key is None else key.strip().encode()
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
-        """A request's whole body. Raises Refused, or Gone with the client."""
+        """A request's whole body. Raises Refused, or Gone if the client leaves."""
         self._check_key(scope)
         return await self._read(scope, receive)
 
     def _check_key(self, scope: Scope) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"  # of an application below another one
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"  # if mounted below another application
         if self._key is None or scope["method"] == "OPTIONS" or path in OPEN or path.startswith("/page/"):
             return
         scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")

@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, so that its dashboards and benchmark clients can read them; ours besides."""
+"""Prometheus metrics under vLLM's names, so that its dashboards and benchmark clients can read them, and our own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Metrics:
         self._answers = histogram("vllm:request_generation_tokens", "Tokens of an answer.", TOKENS)
         self._drafts = counter("vllm:spec_decode_num_drafts", "Rounds that verified a draft.")
         self._draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Tokens that were verified.")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Of these, tokens that were accepted.")
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Verified tokens that were accepted.")
         self._per_pos = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth.", ["model_name", "position"],
             registry=self.registry,
@@ -51,14 +51,14 @@ class Metrics:
         self._error = histogram("draftwood:latency_model_error", "|predicted / measured - 1| of rounds.", ERRORS)
         self._width = histogram("draftwood:round_tokens", "Tokens of a round's forward.", TOKENS)
         self._gauges = {
-            "running": gauge("vllm:num_requests_running", "Requests that are written."),
+            "running": gauge("vllm:num_requests_running", "Requests being written."),
             "waiting": gauge("vllm:num_requests_waiting", "Requests in the queue."),
             "kv": gauge("vllm:kv_cache_usage_perc", "Share of the KV memory that is reserved or holds prefixes."),
         }
-        self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up.")
-        self._hits = counter("vllm:prefix_cache_hits", "Of these, tokens that were found.")
+        self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts looked up among known prefixes.")
+        self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts found among known prefixes.")
 
-    # --- what the worker tells ---------------------------------------------------------------------------
+    # --- what the worker reports -------------------------------------------------------------------------
     def refused(self) -> None:
         self._refused.inc()
 
@@ -87,23 +87,23 @@ class Metrics:
                 self._per_pos.labels(self._model, str(position)).inc()
 
     def turn(self, round: Round) -> None:
-        """What any of the requests that shared a forward says of it and of its seconds."""
+        """The width and the seconds of a forward, from the round of any request that took part in it."""
         self._width.observe(round.width)
         if round.predicted and round.total_s > 0:
             self._error.observe(abs(round.predicted_s / round.total_s - 1))
 
     def lost(self, reason: str) -> None:
-        """A request of which nothing, or nothing whole, was written."""
+        """A request whose text was not begun, or not finished."""
         self._success.labels(self._model, reason).inc()
 
     def ended(self, job: Job, reason: str, now: float) -> None:
         self._success.labels(self._model, reason).inc()
         self._whole.observe(now - job.arrived)
         self._answers.observe(len(job.request.sampler.tokens) - job.request.prompt)
-        if job.first <= now:  # not of one that was given up before
+        if job.first <= now:  # NaN if it was given up before
             self._decode.observe(now - job.first)
 
-    # --- what Prometheus asks ----------------------------------------------------------------------------
+    # --- what Prometheus reads ---------------------------------------------------------------------------
     def text(self, running: int, waiting: int, kv_usage: float) -> bytes:
         """The exposition format."""
         for name, value in (("running", running), ("waiting", waiting), ("kv", kv_usage)):
@@ -122,7 +122,7 @@ class Metrics:
 
 
 def together(texts: Mapping[str, str]) -> bytes:
-    """The exposition format of several servers in one, told apart by the label `replica`; `texts` by its value."""
+    """The exposition format of several servers in one; the label `replica` has the keys of `texts`."""
     families: dict[str, Metric] = {}
     for replica, text in texts.items():
         for found in text_string_to_metric_families(text):

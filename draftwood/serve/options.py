@@ -1,4 +1,4 @@
-"""What `draftwood serve` was asked to do: where it listens, who may come in, and what one request may take."""
+"""The options of `draftwood serve`: where it listens, who may use it, and what one request may take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The flags of the command that do not name models. Sizes are in tokens where nothing else is said."""
+    """The flags of the command that do not name models. Sizes are in tokens unless said otherwise."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -22,10 +22,10 @@ class Options:
     max_waiting: int = 256  # requests in the queue; the next one is sent away with 429
     max_model_len: int | None = None  # prompt and answer together; None: the target's window
     kv_tokens: int | None = None  # that all requests may reserve together, known prefixes included; None: by memory
-    prefix_tokens: int | None = None  # of these that known prefixes may hold; None: half, 0: none are kept
+    prefix_tokens: int | None = None  # of `kv_tokens`, for known prefixes; None: half, 0: none are kept
     deadline_s: float = 600.0  # from arrival to the last token
-    drain_s: float = 30.0  # that requests have to end after SIGTERM
-    default_max_tokens: int = DEFAULT_MAX_TOKENS  # where a chat names no limit; what is reserved cannot serve others
+    drain_s: float = 30.0  # that requests get to finish after SIGTERM
+    default_max_tokens: int = DEFAULT_MAX_TOKENS  # of chats that set no limit; memory they reserve cannot serve others
     max_body_bytes: int = 4 << 20
     max_n: int = 16
     max_stops: int = 16

@@ -1,4 +1,4 @@
-"""The page at `/`: files that a browser needs nothing else to run."""
+"""The page at `/`: static files that run in a browser without anything else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.types import Scope
 
 FOLDER = Path(__file__).with_name("page")
 HEADERS = {
-    # The page loads and calls nothing but this server, and nobody frames it.
+    # The page loads from and calls this server alone, and no other page may frame it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-cache",  # ask whether it is still the same: another version may be installed
+    "Cache-Control": "no-cache",  # browsers must revalidate: another version may have been installed
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }

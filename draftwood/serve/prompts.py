@@ -1,4 +1,4 @@
-"""From what a client asked to requests of the engine: prompts as tokens, sampling, rules and limits."""
+"""From a client's request to requests of the engine: prompts as tokens, sampling, rules and limits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from draftwood.serve.rules import Shaping
 from draftwood.serve.scheduler import Job
 from draftwood.serve.tools import Form
 
-# What of `apply_chat_template` is not the template's: a client must not set it.
+# Parameters of `apply_chat_template` itself, not of the template: a client must not set them.
 OWN = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"documents", "kwargs"}
-WIDE = 256  # nodes: a client may name a policy of no more, or of no more than the server's own
+WIDE = 256  # most nodes of a policy that a client names, if the server's own has no more
 
 MakeJob = Callable[[Callable[[Step | Refused], None]], Job]
 
@@ -94,17 +94,17 @@ class Prompts:
     @property
     def _template(self) -> str | None:
         template = self.llm.tokenizer.chat_template
-        if isinstance(template, dict):  # several by name, of which transformers takes this one for tools
+        if isinstance(template, dict):  # several named templates: transformers uses this one for tools
             template = template.get("tool_use") or template.get("default")
         return template if isinstance(template, str) else None
 
     # --- jobs --------------------------------------------------------------------------------------------
     def form(self, asked: ChatRequest) -> Form | None:
-        """How calls are written, if any may come."""
+        """How tool calls are written, if the answer may have any."""
         return Form.of(self._template) if asked.tools and asked.tool_choice != "none" else None
 
     def jobs(self, ids: Sequence[int], asked: Asked, top: int | None) -> list[MakeJob]:
-        """One for each choice; they differ in their seed. `top`: see `Request.likelihoods`."""
+        """One job for each choice; they differ in their seed. `top`: see `Request.likelihoods`."""
         self._limits(asked, len(ids), top)
         seed = secrets.randbits(62) if asked.seed is None else asked.seed % 2**63  # OpenAI's may be negative
         grammar = self._grammar(asked)
@@ -135,7 +135,7 @@ class Prompts:
         return Job(request, tell, until, rule)
 
     def _policy(self, name: str | None) -> Policy | None:
-        """A client's own, if it leaves room for the others' trees."""
+        """The policy that a client names, if it leaves room for the trees of others."""
         policy, most = registry.policy(name) if name else None, max(self.llm.engine.policy.n_max, WIDE)
         if policy is not None and policy.n_max > most:
             raise Refused(
@@ -149,7 +149,7 @@ class Prompts:
             return None
         bias = {self._token(key): value for key, value in (asked.logit_bias or {}).items()}
         made = None if grammar is None else self.grammars.make(grammar)
-        known = frozenset(end for end in ends if end < self.llm.target.vocab_size)  # a tokenizer's may lie beyond
+        known = frozenset(end for end in ends if end < self.llm.target.vocab_size)  # a tokenizer's may be larger
         return Shaping(prompt, bias, presence, frequency, asked.min_tokens, known, made)
 
     def _token(self, key: str) -> int:
@@ -188,7 +188,7 @@ class Prompts:
         if asked.n > limits.max_n:
             raise Refused(400, f"n is {asked.n}; this server allows {limits.max_n}.", None, "n")
         if top is not None and top > limits.max_top_logprobs:
-            raise Refused(400, f"{top} log-probabilities were asked for; at most {limits.max_top_logprobs} are told.")
+            raise Refused(400, f"{top} log-probabilities were asked for; at most {limits.max_top_logprobs} are given.")
         if len(asked.stops) > limits.max_stops or any(not 0 < len(s) <= limits.max_stop_chars for s in asked.stops):
             message = f"stop: at most {limits.max_stops} strings of 1 to {limits.max_stop_chars} characters."
             raise Refused(400, message, None, "stop")

@@ -1,7 +1,7 @@
 """What clients send: OpenAI's requests, the fields that vLLM added to them, and two of our own.
 
-Fields that nobody knows are refused, as OpenAI does. Fields that cannot change the text here (`user`, `store` …) are
-taken and not used; so is whatever clients leave in a message that they had from a server and send back.
+Unknown fields are refused, as OpenAI does. Fields that cannot change the text here (`user`, `store` …) are accepted and
+ignored; so is whatever else a message has that a client got from a server and sends back.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # of a function
 
 
 def _nullable(schema: dict[str, Any]) -> None:
-    """Says in the document that what may be left out may be null."""
+    """Let the API's schema say that a field that may be left out may be null."""
     for name, field in schema.get("properties", {}).items():
         if name not in schema.get("required", ()) and field.get("default") is not None:
             schema["properties"][name] = {"anyOf": [field, {"type": "null"}], "default": field["default"]}
 
 
 class Told(BaseModel):
-    """Null is what a field has that is left out: clients send it for whatever they do not set."""
+    """A field that is null counts as left out: clients send null for whatever they do not set."""
 
     model_config = ConfigDict(json_schema_extra=_nullable)
 
@@ -44,7 +44,7 @@ class Strict(Told):
 
 
 class Echoed(Told):
-    """Of a message: clients add what they parsed, and nulls of whatever OpenAI's servers tell."""
+    """Part of a message: clients add what they parsed, and nulls for the fields of OpenAI's servers."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -16,12 +16,12 @@ from draftwood.accept import Likelihood
 from draftwood.serve.answer import Choice, Delta, Piece
 from draftwood.serve.tools import Call, Form, Sieve
 
-REPLACED = "\ufffd"  # what bytes that are no text become
+REPLACED = "\ufffd"  # what decoding makes of bytes that are not text
 BLANK = "\u2581"  # in front of words in SentencePiece's vocabularies; decoding drops those that a text begins with
 
 
 class Renderer(Protocol):
-    """How one kind of answer looks. Deltas of a choice come in order."""
+    """Gives one kind of answer its shape. It gets the deltas of a choice in order."""
 
     def opening(self, choice: Choice) -> list[dict[str, Any]]:
         """Chunks before the first text."""
@@ -51,7 +51,7 @@ class Head:
 
 
 class Chat:
-    """Chat completions; with a form, calls of tools are taken out of the text."""
+    """Chat completions; with a form, tool calls are taken out of the text."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, form: Form | None, logprobs: bool) -> None:
         self._head, self._tokenizer, self._form, self._logprobs = (
@@ -155,7 +155,7 @@ def _told(token: int, logp: float, tokenizer: PreTrainedTokenizerBase) -> dict[s
 
 
 def _bytes(token: int, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """A token's own, by which clients join characters that several tokens make up: alone those are no text."""
+    """A token's bytes. Clients join them where a character spans several tokens, none of which is text by itself."""
     if REPLACED not in text:
         return list(text.encode())
     piece, known = str(tokenizer.convert_ids_to_tokens(token)), _byte_of()
@@ -173,7 +173,7 @@ def _byte_of() -> dict[str, int]:
 
 
 def _spelled(told: Likelihood, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """The likeliest tokens by their text; of several that are spelled alike the likeliest."""
+    """The likeliest tokens by their text; of several with the same text the likeliest."""
     found: dict[str, float] = {}
     for token, logp in told.top:
         found.setdefault(_spell(token, tokenizer), logp)

@@ -44,7 +44,7 @@ class Shaping:
 
     @property
     def broken(self) -> bool:
-        """Whether the grammar came to a limit of its own, which ended the text."""
+        """Whether the grammar hit a limit of its own, which ended the text."""
         return self.grammar is not None and self.grammar.broken
 
     @cached_property

@@ -14,13 +14,13 @@ from draftwood.llm import LLM
 from draftwood.serve.app import build_app
 from draftwood.serve.options import Options
 
-BACKLOG = 2048  # connections that wait, as uvicorn's own
-SURPLUS_S = 5  # for answers that say that the server is gone
+BACKLOG = 2048  # connections that may wait, as in uvicorn
+SURPLUS_S = 5  # for the answers that say that the server is going down
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server(uvicorn.Server):
-    """Says that it goes down before it stops listening; what has not ended in time is told so."""
+    """Reports that it is going down before it stops listening; requests that do not end in time get an error."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.config.app.state.service.scheduler.draining = True  # type: ignore[union-attr]
@@ -30,18 +30,18 @@ class Server(uvicorn.Server):
         service = self.config.app.state.service  # type: ignore[union-attr]
         ending = asyncio.create_task(asyncio.to_thread(service.scheduler.drain, service.options.drain_s))
         await super().shutdown(sockets)
-        await asyncio.to_thread(service.scheduler.drain, 0.0)  # after a second signal nobody waits
+        await asyncio.to_thread(service.scheduler.drain, 0.0)  # after a second signal nothing waits
         await ending
 
 
 def bind(options: Options) -> socket.socket:
-    """The socket, before a model's loading time is spent. Raises BadInput if it is not to be had."""
+    """The socket, opened before time is spent on loading a model. Raises BadInput if the address cannot be used."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = socket.socket(family)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
-        made.listen(BACKLOG)  # or a second server could take it as well; who comes early waits
+        made.listen(BACKLOG)  # or a second server could take it as well; early clients wait
     except OSError as error:
         made.close()
         raise BadInput(
@@ -51,7 +51,7 @@ def bind(options: Options) -> socket.socket:
 
 
 def serve(llm: LLM, options: Options, listening: socket.socket) -> None:
-    """Serve until a signal comes. Requests have `drain_s` seconds to end then."""
+    """Serve until a signal comes. Requests then get `drain_s` seconds to end."""
     app = build_app(llm, options)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=round(options.drain_s) + SURPLUS_S,

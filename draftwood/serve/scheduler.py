@@ -1,4 +1,4 @@
-"""The worker: one thread runs the rounds of a batch, lets requests in while there is room, and drops those given up."""
+"""The worker: one thread runs the rounds of a batch, admits requests while there is room, and drops abandoned ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from draftwood.serve.rules import Shaping
 LOG = logging.getLogger("draftwood.serve")
 SAMPLE = 1024  # tokens over which a drafter's memory is averaged
 LONGEST_RETRY_S = 60
-FAILURES = 5  # rounds in a row, after which no other outcome is expected
-REMEMBER_S = 300.0  # after which the next idle moment is used to write what was learned: a kill then loses little
-PATIENT = 2  # times as long, after which requests wait for that
-STALLED_S = 300.0  # no round takes as long
+FAILURES = 5  # failed rounds in a row after which the next ones are expected to fail, too
+REMEMBER_S = 300.0  # after which what was learned is saved in the next idle moment, so that a kill loses little
+PATIENT = 2  # times REMEMBER_S, after which it is saved even if requests have to wait
+STALLED_S = 300.0  # no healthy round takes as long
 GIVEN_UP = "abandoned"
 MISTAKE = Refused(500, "The server made a mistake; its log says more.", "internal_error")
 
@@ -65,10 +65,10 @@ class Scheduler:
         self._running: dict[Request, Job] = {}
         self._batch = engine.batch(self._keep)
         self._changed = threading.Condition()
-        self._mean_s = 1.0  # that a job takes
+        self._mean_s = 1.0  # that a job takes, on average
         self._stopped = False
-        self._failures = 0  # of rounds, since one last wrote something
-        self._remembered = time.monotonic()  # when what was learned was written last
+        self._failures = 0  # failed rounds since one last wrote something
+        self._remembered = time.monotonic()  # when what was learned was last saved
         self._turned = time.monotonic()  # when the worker was last between two rounds
         self._thread = threading.Thread(target=self._work, name="draftwood-rounds", daemon=True)
 
@@ -114,7 +114,7 @@ class Scheduler:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Jobs that are written and jobs that wait."""
+        """How many jobs are being written, and how many wait."""
         return len(self._running), len(self._waiting)
 
     @property
@@ -151,7 +151,7 @@ class Scheduler:
     def _work(self) -> None:
         try:
             self._turns()
-        finally:  # even if the thread dies, nobody waits in vain
+        finally:  # even if the thread dies, no client waits in vain
             self.draining = True
             with self._changed:
                 waiting, self._waiting = self._waiting, deque()
@@ -176,7 +176,7 @@ class Scheduler:
                 self._remembered = time.monotonic()
 
     def _turn(self) -> bool:
-        """Whether a round wrote something, or an answer ended: prompts can be read where every draft fails."""
+        """Run a round. Returns whether one was written or an answer ended: prompts are read even if all drafts fail."""
         self._drop()
         self._admit()
         if not self._batch.requests:
@@ -196,7 +196,7 @@ class Scheduler:
         return round is not None or any(request.finished for request in steps)
 
     def _drop(self) -> None:
-        """Let go of jobs whose client or whose time is gone."""
+        """Let go of jobs whose client has left or whose deadline has passed."""
         now = time.monotonic()
         with self._changed:
             gone = [job for job in (*self._running.values(), *self._waiting) if job.cancelled or job.until <= now]
@@ -215,13 +215,13 @@ class Scheduler:
         while self._waiting and len(self._running) < self.seats:
             job = self._waiting[0]
             if self.reserved + job.request.capacity > self.kv_tokens:
-                return  # those behind it wait, too: else a large request would wait forever
+                return  # those after it wait, too: else a large request would wait forever
             with self._changed:
                 self._waiting.popleft()
             self.prefixes.shrink(self.kv_tokens - self.reserved - job.request.capacity)
             try:
                 self._begin(job)
-            except BadInput as error:  # less memory than was thought
+            except BadInput as error:  # there is less memory than was thought
                 if not self._running and not self.prefixes.tokens:
                     self._lose(job, Refused(503, str(error), "out_of_memory", retry_s=self._retry_s()))
                     continue
@@ -230,17 +230,17 @@ class Scheduler:
                 if self._running:
                     return
                 self.prefixes.shrink(0)  # what they hold beside their tokens is not counted
-            except Exception:  # it is in no list any more
+            except Exception:  # the job is in no list any more
                 self._lose(job, MISTAKE)
                 raise
 
     def _begin(self, job: Job) -> None:
         request = job.request
         afresh = False
-        if self.seats == 1 and request.likelihoods is None:  # then rounds may run on the device, from a fresh start
+        if self.seats == 1 and request.likelihoods is None:  # rounds may run on the device, which takes no prefix
             afresh = self.engine.backend(request.policy, job.rule).name == "device"
             self._batch = self.engine.batch_of_one(request.policy, job.rule, self._keep)
-        elif self.seats == 1:  # where the last one's may still be
+        elif self.seats == 1:  # the last request's rounds may have run on the device
             self._batch = self.engine.batch(self._keep)
         self._batch.join(request, None if afresh else self.prefixes.find(request))
         job.admitted = time.monotonic()
@@ -248,7 +248,7 @@ class Scheduler:
         self.metrics.admitted(job)
 
     def _keep(self, request: Request, prefix: Prefix) -> None:
-        if request not in self._running:  # it was given up, and may be half done
+        if request not in self._running:  # it was given up, perhaps in the middle of a round
             return
         self.prefixes.keep(request, prefix)
         self.prefixes.shrink(self.kv_tokens - self.reserved)
@@ -262,12 +262,12 @@ class Scheduler:
         self.metrics.ended(job, reason or finish_reason(job), now)
 
     def _give_up(self, why: Refused, *waiting: Job) -> None:
-        """Tell those that run, whatever is to blame; those that wait took no part in it."""
+        """Give up the running jobs, whichever is to blame, and `waiting`. Other waiting jobs took no part in it."""
         with self._changed:
             jobs = [*self._running.values(), *waiting]
             self._running = {}
             self._changed.notify_all()
-        with suppress(Exception):  # a device is then free again
+        with suppress(Exception):  # frees the device, if it ran rounds
             self._batch.close()
         self._batch = self.engine.batch(self._keep)
         for job in jobs:

@@ -23,7 +23,7 @@ from draftwood.serve.render import Chat, Completion, Renderer
 from draftwood.serve.scheduler import LOG, Scheduler
 
 Deltas = AsyncIterator[tuple[Choice, Delta]]
-Prepared = tuple[list[list[int]], Renderer, int | None]  # prompts, looks of answers, `Request.likelihoods`
+Prepared = tuple[list[list[int]], Renderer, int | None]  # prompts, what renders answers, `Request.likelihoods`
 
 
 class Service:
@@ -81,14 +81,14 @@ class Service:
 
 
 def called(target: str) -> str:
-    """What clients call it: names of the Hub as they are, of a folder no more than its last part."""
+    """What clients call the model: a Hub name as it is, of a folder only the last part."""
     path = Path(target).expanduser()
     return path.resolve().name if target.startswith(".") or path.is_absolute() else target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Writing:
-    """The texts of one request on their way."""
+    """The texts of one request while they are written."""
 
     llm: LLM
     asked: ChatRequest | CompletionRequest
@@ -97,7 +97,7 @@ class Writing:
     deltas: Deltas
 
     async def whole(self) -> dict[str, Any]:
-        """The body of the answer when all is written. Raises Refused if it is given up."""
+        """The body of the answer, once all is written. Raises Refused if it is given up."""
         told: dict[int, list[Delta]] = {choice.index: [] for choice in self.answer.choices}
         async for choice, delta in self.deltas:
             told[choice.index].append(delta)
@@ -106,11 +106,11 @@ class Writing:
         return {**body, "usage": self.answer.usage, "metrics": self.answer.metrics}
 
     async def first(self) -> tuple[Choice, Delta]:
-        """The first of the deltas, for `events`. Until here a failure still has a status of its own."""
+        """The first of the deltas, for `events`. Up to here a failure can still have an HTTP status of its own."""
         return await anext(self.deltas)
 
     async def events(self, first: tuple[Choice, Delta]) -> AsyncIterator[str]:
-        """What a stream says, event by event; a failure is the last but one."""
+        """The stream, event by event; an error comes just before the end."""
         options, answer = self.asked.stream_options, self.answer
         try:
             for choice in answer.choices:
@@ -130,7 +130,7 @@ class Writing:
         yield "[DONE]"
 
     def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """As OpenAI has it, chunks before that of the usage carry null."""
+        """As with OpenAI, chunks before the one with the usage have null there."""
         options, body = self.asked.stream_options, self.renderer.envelope([chunk], streamed=True)
         return {**body, "usage": None} if options and options.include_usage else body
 

@@ -15,7 +15,7 @@ from draftwood.serve.grammar import of_lark
 from draftwood.serve.protocol import NAME
 from draftwood.text import overlap
 
-DATA = ("const", "enum", "default", "examples")  # of a schema, what is no schema
+DATA = ("const", "enum", "default", "examples")  # keys of a schema whose values are not schemas
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -89,7 +89,7 @@ class Form:
                 rest.append(text[at:found])
                 calls.append(call)
                 at = sought
-            elif self.opens != OPEN:  # a brace within what cannot be read is no beginning
+            elif self.opens != OPEN:  # a brace inside unreadable text does not begin a call
                 break
         rest.append(text[at:])
         return ("".join(rest).strip() if calls else text), calls
@@ -114,15 +114,15 @@ def _is_name(value: Any) -> bool:
 
 
 def an_object(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """`schema` at `place` of another one, of objects alone: a schema that names no type allows any other."""
+    """`schema` at `place` of another one, for objects alone: a schema that names no type allows every type."""
     return {"allOf": [moved(schema, f"{place}/allOf/0"), {"type": "object"}]}
 
 
 def moved(schema: Any, place: str) -> Any:
-    """A schema that stands at `place` of another one: its references begin there."""
+    """A schema moved to `place` of another one: its references begin there now."""
     if isinstance(schema, list):
         return [moved(part, place) for part in schema]
-    if not isinstance(schema, dict) or "$id" in schema:  # whose references begin there
+    if not isinstance(schema, dict) or "$id" in schema:  # references are relative to an $id
         return schema
     within = {key: part if key in DATA else moved(part, place) for key, part in schema.items()}
     reference = schema.get("$ref")
