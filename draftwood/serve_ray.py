@@ -1,4 +1,4 @@
-"""The server on Ray Serve: replicas that follow the queue, and requests that go where their beginning is known.
+"""The server on Ray Serve: as many replicas as the queue needs, and each request where its beginning is known.
 
     DRAFTWOOD_SERVE_NUM_REPLICAS=2 serve run draftwood.serve_ray:app
     serve.run(build_app(target=…, drafter=…, num_replicas=2))
@@ -47,7 +47,7 @@ class Scale:
     """How many replicas there are, and what each gets."""
 
     replicas: int = 1
-    most: int | None = None  # replicas, by the length of the queue; None: always as many
+    most: int | None = None  # replicas, when the queue is long; None: always the same number
     gpus: float = 0.0
     cpus: float = 1.0
     doors: int = 1
@@ -166,13 +166,13 @@ def build_app(
 ) -> serve.Application:
     """What `serve.run` deploys.
 
-    With `max_replicas` their number follows the queue. `num_gpus` and `num_cpus` are those of one replica; None: one
-    GPU where this machine has some. Models are named as in `draftwood.load`, and `limits` are the settings of
+    With `max_replicas` the number of replicas follows the queue. `num_gpus` and `num_cpus` are those of one replica;
+    None: one GPU if this machine has any. Models are named as in `draftwood.load`, and `limits` are the settings of
     `draftwood serve` (`max_concurrency`, `api_key`, `kv_tokens` …) by their names in `Options`.
 
     Raises
     ------
-    BadInput: a setting that does not exist or cannot be.
+    BadInput: a setting that does not exist, or a value that is not allowed.
     """
     given = {**locals(), **limits}  # before anything else is local
     _check_names(limits)
@@ -204,7 +204,7 @@ def _check_names(limits: Mapping[str, Any]) -> None:
 
 def _check_kinds(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        kind = Sequence[str] if name == "cors" else _kind(name)  # a list of them is as good
+        kind = Sequence[str] if name == "cors" else _kind(name)  # a list will do, too
         try:
             TypeAdapter(kind).validate_python(value, strict=True)
         except ValidationError:

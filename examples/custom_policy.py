@@ -12,7 +12,7 @@ from draftwood.tree import Floats
 
 @dataclass(frozen=True)
 class Likely:
-    """Verifies the nodes of mass `least` or more: calibrated ones hardly ever rise, so these are the first ones."""
+    """Verifies the nodes of mass `least` or more: calibrated masses hardly ever rise, so these nodes come first."""
 
     least: float = 0.1
     name: str = "likely"

@@ -1,4 +1,4 @@
-"""Write an answer, and say how it came about."""
+"""Write an answer, and print how many rounds it took and what they spent their time on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another engine calls grow, choose and accept; the target, its cache and its forward are its own. Numpy suffices."""
+"""Another engine calls grow, choose and accept; target, cache and forward are the engine's own. It needs only numpy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ VOCAB, SEED = 50, 7
 
 
 class Model:
-    """Stands for the engine's target: random, but sure of itself; it looks at the last two tokens."""
+    """Stands for the engine's target: random, but confident; it reads the last two tokens."""
 
     def __init__(self) -> None:
         self.table = np.random.default_rng(0).gumbel(size=(VOCAB, VOCAB, VOCAB)) * 2
 
     def forward(self, context: list[int], tree: Tree) -> np.ndarray:
-        """Logits [1 + n, V] behind the root and each node, in one forward.
+        """Logits [1 + n, V] after the root and each node, in one forward.
 
         A transformer would run `tree.tokens` at the positions `len(context) + tree.depths` and let node i see the
         context and every node j of which `tree.ancestors()[i, j]` is true.
@@ -35,7 +35,7 @@ class Model:
 
 
 def draft(model: Model, context: list[int], root: int, depth: int = 6, width: int = 8) -> Lattice:
-    """Stands for a drafter: it knows the model but for some noise, and what it guessed for the depth before."""
+    """Stands for a drafter: it knows the model, except for some noise, and its own guess for the depth before."""
     noise = np.random.default_rng(len(context)).normal(size=(depth, VOCAB))
     logits, before, last = [], context[-1], root
     for level in noise:
@@ -47,7 +47,7 @@ def draft(model: Model, context: list[int], root: int, depth: int = 6, width: in
 
 
 def sample(logits: np.ndarray, position: int) -> int:
-    """The engine's sampler. Noise of seed, position and token makes one text of a seed under every policy."""
+    """The engine's sampler. Its noise depends on seed, position and token: one text a seed, whatever the policy."""
     return int((logits + gumbel(keys(SEED, position, 1), np.arange(VOCAB))).argmax())
 
 
@@ -68,7 +68,7 @@ class Speculation:
         drafts = self.policy.drafts(self.acceptance.outlook(costs))
         lattice = draft(model, context, root) if drafts else None
         times.append(perf_counter())
-        if lattice is not None:  # the noise of draws to come is known; the temperature is 1
+        if lattice is not None:  # the noise of the draws to come is known; the temperature is 1
             lattice = foreseen(lattice, lambda depths: Ahead(keys(SEED, len(text), depths), heat=1.0))
         tree = root_only(root) if lattice is None else self.policy.grow(lattice, root)
         mass = self.acceptance.calibrate(tree.mass[1:], tree.depths[1:])
@@ -77,7 +77,7 @@ class Speculation:
         logits = model.forward(context, tree)
         times.append(perf_counter())
         verdict = accept(tree, lambda node, path: sample(logits[node], len(text) + len(path)))
-        # Here the engine keeps the cache entries of the root and of the nodes verdict.path, and drops the others.
+        # Here the engine keeps the cache entries of the root and of the nodes in verdict.path, and drops the others.
         text += verdict.tokens
         times.append(perf_counter())
         seconds = dict(zip(("draft", "grow", "verify", "accept"), np.diff(times).tolist(), strict=True))

@@ -17,7 +17,7 @@ for piece in stream:
     console.print(piece.text, style=COLOURS[piece.origin], markup=False, end="")
     seen += len(piece.text)
     if seen >= ENOUGH and piece.text.endswith((".", "\n")):
-        stream.close()  # at any time, without harm
+        stream.close()  # safe at any time
         break
 
 answer = stream.generation

@@ -1,7 +1,7 @@
 """Attention in two parts, the context that all nodes share and the tree, merged by their log-sum-exp.
 
-D²SD (arXiv 2606.04446, §3) calls it cascade attention. Behind the shared part nothing needs a mask, and of the tree's
-part the mask is small. On a CPU that is all there is to gain, so only long contexts under wide trees are taken.
+D²SD (arXiv 2606.04446, §3) calls it cascade attention. The shared part needs no mask, and the mask of the tree's part
+is small. On a CPU that is the whole gain, so this backend takes only long contexts under wide trees.
 Where Triton runs, its kernel splits the keys in the same way and comes first.
 """
 
@@ -39,7 +39,7 @@ def cascade(args: AttentionArgs) -> Tensor:
     mask = None if args.mask is None else args.mask[:, context:].contiguous()
     shared, weight = _flash(folded, args.key[None, :, :context], args.value[None, :, :context], args.scale, None)
     own, other = _flash(folded, args.key[None, :, context:], args.value[None, :, context:], args.scale, mask)
-    share = torch.sigmoid(weight - other).to(own.dtype)[..., None]  # of the context in both sums of exponentials
+    share = torch.sigmoid(weight - other).to(own.dtype)[..., None]  # the context's, of both sums of exponentials
     return torch.lerp(own, shared, share).view(heads, groups, nodes, -1)
 
 

@@ -31,10 +31,10 @@ def register() -> None:
 
 
 def window_mask(*_: Any, local_size: int | None = None, **__: Any) -> Tensor:
-    """transformers' mask interface: how many positions back a mask reaches, FAR if that is all. The plan says the rest.
+    """transformers' mask interface: how many positions back a mask reaches, FAR: all. The plan says the rest.
 
-    Masks are what transformers' own attention obeys: some models tell windows to them alone, others to the attention
-    alone, where nothing comes of it.
+    The window is taken from the mask because transformers' own attention obeys the mask: some models give a window to
+    the mask alone, others to the attention alone, where it has no effect.
     """
     return torch.tensor(FAR if local_size is None else local_size)
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from draftwood.plan import Plan
 
-ROWS, PER_ROW = 4, 16  # fewest query rows of a product, and numbers of a head that each row may have: fewer rows
-LEAST_KEYS = 16  # or keys take other kernels
-KEYS = 192  # keys of one product: more are split by the library, and where depends on their number
-SCORES = 1 << 19  # at once: they should stay in the processor's cache
+ROWS, PER_ROW = 4, 16  # fewest query rows of a product, and most numbers of a head for each of its rows
+LEAST_KEYS = 16  # fewest keys of a product: fewer rows or keys take other kernels
+KEYS = 192  # most keys of one product: the library splits more, at places that depend on their number
+SCORES = 1 << 19  # most at once, so that they stay in the processor's cache
 
 
 def attend_invariantly(

@@ -1,9 +1,9 @@
 """Tree attention in Triton that gives a node the same bits as plain decoding: a program for each node by itself.
 
-What plain decoding would do for a token is one program over its keys in the order of their positions, in splits of
-fixed length and blocks of fixed size. Here every node does exactly that: the keys of its ancestors are looked up by
-their lineage and stand where they would stand if they were committed. So neither the width nor the place in the tree
-can change an order of summation. The price: nodes do not share what they read of the context.
+For a token, plain decoding would run one program over its keys in the order of their positions, in splits of fixed
+length and blocks of fixed size. Here every node does exactly that: its ancestors' keys are looked up by its lineage
+and stand where they would stand if they were committed. So neither the width nor the place in the tree can change an
+order of summation. The price: nodes do not share what they read of the context.
 """
 
 from __future__ import annotations

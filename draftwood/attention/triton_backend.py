@@ -13,12 +13,12 @@ from draftwood.errors import first_line
 
 FORMATS = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
-MOST_NODES = 1024  # partial results grow with nodes × splits, and more tokens than these are no tree
+MOST_NODES = 1024  # partial results grow with nodes × splits, and no tree has more
 
 
 def declines(args: AttentionArgs) -> str | None:
     query = args.query
-    if not query.is_cuda:  # first and by itself: a CPU asks in every layer
+    if not query.is_cuda:  # first, since on a CPU this is called in every layer
         return "it runs on CUDA devices only"
     size, nodes = query.shape[-1], query.shape[-2]
     if args.softcap is not None:
@@ -73,10 +73,10 @@ def attend(args: AttentionArgs) -> Tensor:
     sight = args.sight
     at, how = (query, args.key, args.value, sight.context), (args.scale, args.window)
     if sight.alone:
-        lines = [None] if sight.lineage is None else sight.lineage.split(MOST_NODES)  # nodes do not know of each other
+        lines = [None] if sight.lineage is None else sight.lineage.split(MOST_NODES)  # nodes are independent
         parts = zip(query.split(MOST_NODES), lines, sight.depths.split(MOST_NODES), strict=True)
         seen = [attention_alone(some, *at[1:], line, depths, *how) for some, line, depths in parts]
-        out = seen[0] if len(seen) == 1 else torch.cat(seen)  # mostly, and a copy is another launch
+        out = seen[0] if len(seen) == 1 else torch.cat(seen)  # a copy is another launch
     else:
         out = tree_attention(*at, sight.ancestors, sight.depths, *how, ahead=args.plan.ahead)
     return out.transpose(0, 1).unflatten(0, (kv_heads, groups))

@@ -3,14 +3,15 @@
 A program of the first kernel takes 64 rows of one key head, where a row is one node's query in one of the heads that
 share it, and walks over one split of the keys straight in the slot cache: committed slots first, then the tree's own,
 masked by the ancestors' bits. The second kernel merges the splits of each row (flash decoding, Dao et al. 2023).
-Everything that changes from round to round but the number of nodes is read on the device, so a launch may sit in a
-CUDA graph; its grid follows from the number of nodes and of splits alone, and programs with nothing to do leave.
+Except for the number of nodes, everything that changes from round to round is read on the device, so a launch may sit
+in a CUDA graph; its grid follows from the number of nodes and of splits alone, and idle programs return at once.
 
 Which sums depend on the width. Rows never mix, a program always has 64 of them, keys come in blocks at multiples of
 the block and splits begin at multiples of a power of two that follows from context, window and `splits`, and splits
 are merged in order. So with the same `splits` a node's result has the same bits whatever other nodes run beside it,
 and a node of a chain the same as in plain decoding wherever both contexts give the same split length. For a node
-behind siblings, and at the default of `splits`, which falls with the width, only `triton_alone.py` promises that.
+with siblings before it, and with the default of `splits`, which falls with the width, only `triton_alone.py`
+guarantees that.
 
 Scores and sums are float32; the weights are rounded to the cache's format before they meet the values.
 """
@@ -26,7 +27,7 @@ ROWS = 64  # of a program, at any width: its four warps take 16 each side by sid
 LEAST_SPLIT = 128  # keys, two blocks of 64
 MOST_SPLITS = 64
 BLOCK_BYTES = 16384  # of keys at a time, and as much of values
-LOWEST = tl.constexpr(-1e30)  # a maximum of nothing; finite, so that a difference of two is no NaN
+LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, so that a difference of two is not NaN
 LOG2E = 1.4426950408889634
 
 
@@ -47,8 +48,8 @@ def tree_attention(
     """What each node sees of the context, its ancestors and itself: `[N, H, d]`, in `out` if given.
 
     All tensors lie on one device and are contiguous along d. Nothing waits for the device. In a captured graph give
-    `out` and a float32 `workspace` of `workspace_size(...)` elements; without them they are allocated. Slots behind
-    `context + N` are never read. `splits` is how many pieces a long context is cut into (`default_splits`). With
+    `out` and a float32 `workspace` of `workspace_size(...)` elements; without them they are allocated. Slots from
+    `context + N` on are never read. `splits` is how many pieces a long context is cut into (`default_splits`). With
     `ahead` the bits of `ancestors` may also name nodes that come later, as in a block whose tokens see each other.
     """
     nodes, heads, size = query.shape
@@ -100,7 +101,7 @@ def workspace_size(nodes: int, heads: int, size: int, splits: int) -> int:
 
 
 def _pieces(nodes: int, splits: int) -> int:
-    """Splits that context and tree can touch: the tree's own behind the context's, and one for a window's edge."""
+    """Splits that context and tree can touch: the context's, the tree's own, and one for a window's edge."""
     return splits + triton.cdiv(nodes, LEAST_SPLIT) + 1
 
 

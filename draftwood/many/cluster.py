@@ -1,7 +1,7 @@
-"""`draftwood batch --ray`: the lines over actors of a Ray cluster, each with a model of its own.
+"""`draftwood batch --ray`: actors of a Ray cluster, each with a model of its own, answer the lines.
 
-Ray Data hands small blocks of lines to actors and starts actors that died again, with the blocks that they had. Only
-the process that was started writes results, so that what an actor did twice still counts once.
+Ray Data hands small blocks of lines to actors. It restarts actors that died, and hands out their blocks again. Only
+the process that was started writes results, so a line that actors answer twice still counts once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from draftwood.many.options import BatchOptions
 from draftwood.many.outcome import Found, outcome
 from draftwood.many.writer import AHEAD, Keep, Writer, answer_alone, undeserved
 
-ANSWER_S = 5.0  # that a cluster's port has to take a connection; Ray itself tries for minutes
+ANSWER_S = 5.0  # that a cluster's port gets to accept a connection; Ray itself tries for minutes
 LOCAL = ("localhost", "127.0.0.1", "::1")
-BLOCK = 8  # lines that come back together: what a kill makes an actor write again
+BLOCK = 8  # lines that come back together: after a kill, an actor writes them all again
 
 
 class Answerer:
@@ -71,7 +71,7 @@ class Answerer:
 def write_on_cluster(options: BatchOptions, fill: Fill, lines: Iterable[Line], keep: Keep) -> None:
     """`keep` gets a result for each line. Raises BadModel and BadInput as one process would.
 
-    Lines that a failing round took along are written again, each by itself.
+    Lines that failed with a whole round are written again, each by itself.
     """
     rows = [{"number": line.number, "text": line.text.encode(errors="surrogateescape")} for line in lines]
     with _cluster():
@@ -137,18 +137,18 @@ def _join() -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         found = f"RAY_ADDRESS is {address!r}" if address else "RAY_ADDRESS is not set"
-        wanted = "name the host:port of one that runs, or set it to local for one of this process"
+        wanted = "name the host:port of one that runs, or set it to local for one in this process"
         raise BadInput(f"{found}, and no Ray cluster can be used ({first_line(error)}); {wanted}.") from None
 
 
 def _knock(host: str, port: int) -> None:
-    """Raises OSError if nobody listens there, ValueError for a port that cannot be."""
-    if port > 65535:  # the system would take another one for it
+    """Raises OSError if nothing listens there, ValueError for a port that cannot exist."""
+    if port > 65535:  # the system would connect to another port
         raise ValueError(f"there is no port {port}")
     try:
         socket.create_connection((host, port), ANSWER_S).close()
     except ConnectionRefusedError:
         if host not in LOCAL:
             raise
-        # Ray takes these names for the machine's address, at which alone a cluster may listen.
+        # Ray replaces these names by the machine's address, and a cluster may listen at that one alone.
         socket.create_connection((ray.util.get_node_ip_address(), port), ANSWER_S).close()

@@ -41,12 +41,12 @@ def batch(
     policy: Policy = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of lines that name no limit; none: 256, or the API's in batch format."),
+        typer.Option(min=1, help="Answer length of lines that set none; none: 256, or the API's in batch format."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Of lines that name none; none: 0, or the API's 1 in batch format.")
+        float | None, typer.Option(help="Of lines that set none; none: 0, or the API's 1 in batch format.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Each line that names none has a seed made of this and its custom_id.")] = 0,
+    seed: Annotated[int, typer.Option(help="A line that sets none gets a seed made of this and its custom_id.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue prompts without chat template.")] = False,
     served_model_name: Annotated[str | None, typer.Option(help="What the lines call the model.")] = None,
     max_concurrency: MaxConcurrency = 16,
@@ -58,9 +58,11 @@ def batch(
     target_path: TargetPath = "auto",
     trust_remote_code: TrustRemoteCode = False,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Over the Ray cluster that RAY_ADDRESS names, or a local one.")
+        bool, typer.Option("--ray", help="Run on the Ray cluster that RAY_ADDRESS names, or a local one.")
     ] = False,
-    replicas: Annotated[int | None, typer.Option(help="With --ray: models; none: one for each GPU, or one.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="With --ray: how many models; none: one for each GPU, or one.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer a file of prompts, many at once; every line gets one result, however often the run is killed."""

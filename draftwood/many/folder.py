@@ -58,12 +58,12 @@ def open_folder(path: Path, manifest: Mapping[str, Any]) -> Iterator[Folder]:
             _recover(folder)
             yield folder
         finally:
-            with suppress(OSError):  # whatever is kept is on the disk; a full one refuses the rest again
+            with suppress(OSError):  # kept results are on the disk already; if it is full, the rest fails again
                 file.close()
 
 
 def _claim(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Say whose results the folder holds, or refuse to mix them with others'."""
+    """Record which run's results the folder holds, or refuse to mix two runs."""
     results = path / RESULTS
     begun = results.exists() and results.stat().st_size
     if begun and (told := differences(read_json(path / MANIFEST) or {}, manifest)):
@@ -84,5 +84,5 @@ def _recover(folder: Folder) -> None:
             folder.count(json.loads(line))
         except (ValueError, KeyError, TypeError):
             raise BadInput(
-                f"{folder.path / RESULTS}: line {number} is damaged; delete it, and what it held is written anew."
+                f"{folder.path / RESULTS}: line {number} is damaged; delete it, and its answer is written again."
             ) from None

@@ -21,7 +21,7 @@ MAX_NEW_TOKENS = 256  # of a bare prompt, as on the command line
 
 
 class BadLine(Exception):
-    """A line that is no request. The code is OpenAI's."""
+    """A line that is not a request. The code is OpenAI's."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What a line leaves open. None: the API's default in batch format, the command line's for anything else."""
+    """What a line leaves open. None: the API's default in batch format, the command line's in any other."""
 
     models: tuple[str, ...]  # what the model is called; the first is filled in
     max_new_tokens: int | None = None
@@ -41,7 +41,7 @@ class Fill:
     def complete(self, body: Mapping[str, Any], name: str, bare: bool) -> dict[str, Any]:
         """The body with nothing left open. Each line has a seed of its own, the same in every run."""
         tokens = MAX_NEW_TOKENS if bare and self.max_new_tokens is None else self.max_new_tokens
-        if tokens is None and "messages" in body:  # left open, memory would decide
+        if tokens is None and "messages" in body:  # if left open, free memory would decide
             tokens = DEFAULT_MAX_TOKENS
         temperature = 0.0 if bare and self.temperature is None else self.temperature
         found: dict[str, Any] = {"model": self.models[0], "seed": _seed(self.seed, name)}
@@ -55,7 +55,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One input, or why it is none."""
+    """One line of the input: a request, or why it is none."""
 
     number: int  # from 1
     text: str
@@ -68,7 +68,7 @@ class Line:
 
 
 def parse(number: int, text: str, fill: Fill) -> Line:
-    """Never raises: a line that cannot be used says so. One without a custom_id is called by its number."""
+    """Never raises: a line that cannot be used says why. One without a custom_id is named by its number."""
     name = f"line-{number}"
     try:
         record = _record(text)
@@ -90,7 +90,7 @@ def _record(text: str) -> dict[str, Any]:
 
 
 def _refuse_bytes(record: Mapping[str, Any]) -> None:
-    """Of another encoding, or half of a character in an escape."""
+    """Refuse bytes of another encoding, and escapes of half a character."""
     try:
         json.dumps(record, ensure_ascii=False).encode()
     except UnicodeError:
@@ -98,7 +98,7 @@ def _refuse_bytes(record: Mapping[str, Any]) -> None:
 
 
 def _told(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Without nulls, which tables write for what is left open."""
+    """Without nulls, which tables have where a value is left open."""
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -118,7 +118,7 @@ def _asked(record: Mapping[str, Any], name: str, fill: Fill) -> Asked:
     if kind is CompletionRequest and "prompt" not in body:
         raise BadLine("missing_required_parameter", "The line has none of body, messages and prompt.")
     several = kind is CompletionRequest and isinstance(body["prompt"], list)
-    # Token ids may be several: no template applies to them, and whoever gives them has applied one.
+    # A list of token ids is allowed: its sender has applied the template, and none applies to it here.
     if several and not fill.raw and any(isinstance(one, str) for one in body["prompt"]):
         message = "prompt is a list, which no chat template takes; give one prompt a line, or --raw to continue them."
         raise Refused(400, message, "invalid_value", "prompt")
@@ -134,7 +134,7 @@ def _batched(record: Mapping[str, Any]) -> tuple[type[Asked], Mapping[str, Any]]
         raise BadLine("unknown_parameter", f"The line has an unknown field: {min(unknown)}.")
     if record.get("method", "POST") != "POST":
         raise BadLine("invalid_method", "method must be POST.")
-    if record.get("url") not in tuple(URLS):  # it may be no text
+    if record.get("url") not in tuple(URLS):  # it may be of any type
         raise BadLine("invalid_url", f"url must be one of {', '.join(URLS)}.")
     if not isinstance(record.get("body"), dict):
         raise BadLine("missing_required_parameter", "The line has no body.")
@@ -148,8 +148,8 @@ def _checked(kind: type[Asked], body: Mapping[str, Any], fill: Fill) -> Asked:
         first = error.errors()[0]
         raise invalid(first, first["loc"]) from None
     if asked.model not in fill.models:
-        message = f"The model {asked.model!r} does not exist; this run calls its own {fill.models[0]!r}"
-        raise Refused(404, f"{message} (--served-model-name calls it otherwise).", "model_not_found", "model")
+        message = f"The model {asked.model!r} does not exist; this run's model is called {fill.models[0]!r}"
+        raise Refused(404, f"{message} (--served-model-name changes that).", "model_not_found", "model")
     if asked.stream:
         raise Refused(400, "A batch is not streamed; leave stream out.", "invalid_value", "stream")
     return asked

@@ -1,4 +1,4 @@
-"""What `draftwood batch` was asked to do."""
+"""The options of `draftwood batch`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BatchOptions:
         self.serving()
 
     def serving(self) -> Options:
-        """How the engine is driven: without a deadline, and nothing is sent away."""
+        """The options of the server inside: no deadline, and no request is refused because the queue is full."""
         return Options(
             name=self.name,
             max_concurrency=self.max_concurrency,
@@ -61,7 +61,7 @@ class BatchOptions:
         )
 
     def shaping(self) -> dict[str, Any]:
-        """What shapes the texts: the same in all runs that fill one folder. Drafter and policy do not shape them."""
+        """What shapes the texts: all runs that fill one folder must agree. Drafter and policy do not shape them."""
         names = ("target", "dtype", "max_new_tokens", "temperature", "seed", "raw", "max_model_len")
         return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
 

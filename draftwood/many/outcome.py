@@ -24,10 +24,10 @@ def outcome(custom_id: str, found: Found) -> dict[str, Any]:
 
 
 def failed(result: Mapping[str, Any]) -> bool:
-    """Whether a result is no answer."""
+    """Whether a result is an error instead of an answer."""
     return result["response"] is None or result["response"]["status_code"] != 200
 
 
 def written(result: Mapping[str, Any]) -> int:
-    """Tokens of an answer; 0 of a failure."""
+    """Tokens of an answer; 0 for an error."""
     return 0 if failed(result) else int(result["response"]["body"]["usage"]["completion_tokens"])

@@ -43,7 +43,7 @@ class Tally:
 def run_batch(options: BatchOptions) -> Tally:
     """Answer the lines that have no result yet. Raises BadInput or BadModel before anything is written.
 
-    KeyboardInterrupt comes through when everything that is finished is on the disk.
+    KeyboardInterrupt comes through once everything that is finished is on the disk.
     """
     source, fill = Source(options.source), _fill(options)
     survey = source.survey(fill)
@@ -83,7 +83,7 @@ def _left(source: Source, fill: Fill, folder: Folder) -> Iterator[Line]:
 
 
 def _keeping(folder: Folder, tally: Tally, update: Callable[[int, str], None]) -> Keep:
-    """Results go to the disk first, then into the bar. Seconds count from here."""
+    """Results go to the disk first, then into the bar. Seconds count from this call."""
     began = time.monotonic()
     update(len(folder.done), "")
 

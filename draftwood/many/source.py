@@ -19,7 +19,7 @@ ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a first look at the file tells."""
+    """What reading the whole file once shows."""
 
     lines: int
     valid: int
@@ -44,9 +44,9 @@ class Source:
             raise BadInput(f"--in {self.path}: the file cannot be read ({error.strerror or error}).") from None
 
     def survey(self, fill: Fill) -> Survey:
-        """Look at every line. Raises BadInput where a custom_id stands twice, or no line can be used."""
+        """Check every line. Raises BadInput if a custom_id occurs twice, or no line can be used."""
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
-            raise BadInput(f"--in {self.path} is a pipe or device, and is read several times; save it to a file first.")
+            raise BadInput(f"--in {self.path} is a pipe or device, but is read several times; save it to a file first.")
         numbers: dict[str, int] = {}
         valid, bad = 0, list[Line]()
         for number, text in self.texts():
@@ -98,13 +98,13 @@ class Source:
 
 
 def _dense(value: Any) -> Any:
-    """Without the nulls that stand in a column's rows for what they do not have; a body may be JSON text."""
+    """Without the nulls that a column has where a row has no value; a body may be JSON text."""
     if isinstance(value, list):
         return [_dense(one) for one in value]
     if isinstance(value, dict):
         held = {key: _dense(one) for key, one in value.items() if one is not None}
         return {**held, "body": _json(held["body"])} if isinstance(held.get("body"), str) else held
-    if isinstance(value, bytes):  # text, as Spark and others write it; what is not UTF-8 stays as it does in JSONL
+    if isinstance(value, bytes):  # text, as Spark and others write it; what is not UTF-8 is kept as in JSONL
         return value.decode("utf-8", errors="surrogateescape")
     # A column of whole numbers in which some are missing comes as floats.
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""Results as Parquet, for those whose prompts were."""
+"""Results as Parquet, where the prompts were Parquet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _text(body: dict[str, Any]) -> str | None:
-    """What the first choice says."""
+    """The text of the first choice."""
     choice = body["choices"][0]
     found: str | None = choice["message"]["content"] if "message" in choice else choice["text"]
     return found

@@ -20,9 +20,9 @@ from draftwood.serve.service import Service
 LOG = logging.getLogger("draftwood.batch")
 AHEAD = 2  # lines that are prepared for each seat, so that none is ever free
 TRIED = 8  # tokens that show whether rounds work: the first one only needs the prompt to be read
-PATIENCE = 10  # times that a line is tried whose memory others have
+PATIENCE = 10  # times that a line is tried while others hold the memory that it needs
 PASSING = ("out_of_memory", "shutting_down")
-ELSEWHERE = "needs_memory"  # a run with more of it can answer
+ELSEWHERE = "needs_memory"  # a run with more memory can answer
 UNDESERVED = ("internal_error", ELSEWHERE, *PASSING)
 
 GOES_ON = "The same command goes on."
@@ -48,14 +48,14 @@ class Writer:
             return why
         except DraftwoodError as mistake:
             return Refused(400, str(mistake))
-        except Exception:  # of one line, and the others go on
+        except Exception:  # one line failed; the others go on
             LOG.exception("line %s could not be answered", line.number)
             return MISTAKE
 
     async def check(self, found: Found, alone: bool = False) -> None:
-        """Raises BadModel if an error says that no line will be answered any more.
+        """Raises BadModel if an error means that no line will be answered any more.
 
-        Of a line that was written `alone` it says so, too, if nothing else is answered either.
+        The error of a line that was written `alone` means it, too, if a trial request fails as well.
         """
         if not undeserved(found):
             return
@@ -86,12 +86,12 @@ def undeserved(found: Found) -> bool:
 async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
     """`keep` gets a result for each line, in the order in which they are ready.
 
-    Lines that a failing round took along are written again, each by itself: only those that are to blame fail then.
+    Lines that failed with a whole round are written again, each by itself: then only those that are to blame fail.
     """
     again: list[Line] = []
 
     async def work() -> None:
-        for line in lines:  # one iterator for all: whoever is free takes the next
+        for line in lines:  # one iterator for all workers: the next free one takes the next line
             found = await writer.answer(line)
             await writer.check(found)
             if undeserved(found):
@@ -105,14 +105,14 @@ async def answer_all(writer: Writer, lines: Iterator[Line], keep: Keep) -> None:
 
 
 async def answer_alone(writer: Writer, line: Line) -> Found:
-    """What becomes of a line that no other one can spoil. Raises BadModel where another time it may be answered."""
+    """The answer to a line that is written by itself. Raises BadModel if it may be answered another time."""
     found = await _patiently(writer, line)
     await writer.check(found, alone=True)
     return found
 
 
 async def _patiently(writer: Writer, line: Line) -> Found:
-    """Memory that others take for a while is waited for. Raises BadModel if it does not come back, or nothing will."""
+    """Answer a line; wait for memory that others hold for a while. Raises BadModel if none comes, or all lines fail."""
     for _ in range(PATIENCE):
         found = await writer.answer(line)
         await writer.check(found)
