@@ -1,8 +1,8 @@
 """Attention of training blocks: each sees its context features before the anchor, and itself.
 
 All blocks of several texts go through one forward. Tokens of a block are queries; keys are the features of its
-own text and the tokens of its own block, nothing else. The two kinds of keys are two products under one softmax: on
-a CPU text by text, on a GPU of all texts side by side.
+own text and the tokens of its own block, nothing else. The two kinds of keys are two products under one softmax: text
+by text on a CPU, for all texts side by side on a GPU.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def blocks_attention(layout: Layout, sight: Sight) -> AttendBlocks:
-    """The fastest way here; what depends on places alone is computed now, for all layers of this sight."""
+    """The fastest way on this device. What depends on places alone is computed now, for all layers of this sight."""
     make = side_by_side if layout.anchors.device.type == "cuda" else text_by_text
     return make(layout, sight)
 
 
 def text_by_text(layout: Layout, sight: Sight) -> AttendBlocks:
-    """What a text's blocks have in memory suits a CPU's caches."""
+    """One text after another: the data of a single text suits a CPU's caches."""
     place = torch.arange(layout.size, device=layout.anchors.device)
     within = _additive(sight.covers(place - place[:, None]))
     contexts = []
@@ -74,7 +74,7 @@ def side_by_side(layout: Layout, sight: Sight) -> AttendBlocks:
 def _context(anchors: Tensor, length: int, place: Tensor, sight: Sight) -> Tensor:
     """`[N, 1, 1, A * B, length]`, additive: the features that each token of `anchors` `[N, A]` sees.
 
-    No anchor is behind the end of its own text, so nothing that is padded is seen.
+    No anchor lies beyond the end of its own text, so no padding is seen.
     """
     at = (anchors[..., None] + place).flatten(1)[..., None]
     key = torch.arange(length, device=place.device)
@@ -120,7 +120,7 @@ def _attend(q: Tensor, ck: Tensor, cv: Tensor, k: Tensor, v: Tensor, context: Te
     near = _by_block(q, size) @ k.unflatten(1, (-1, size)).permute(0, 3, 1, 4, 2)  # [N, G, A, R * B, B]
     near = near.unflatten(3, (-1, size)).transpose(2, 3) + within.to(near.dtype)  # [N, G, R, A, B, B]
     far = far.view(*q.shape[:4], length) + context.to(far.dtype)
-    with torch.autocast(q.device.type, enabled=False):  # which would make of it float32, whose sums it has anyway
+    with torch.autocast(q.device.type, enabled=False):  # it would return float32, in which softmax sums anyway
         share = torch.cat([far, near.flatten(3, 4)], -1).softmax(-1).to(v.dtype)
     out = (share[..., :length].flatten(2, 3) @ cv.transpose(1, 2)).view(q.shape)
     close = _by_block(share[..., length:], size) @ v.unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)

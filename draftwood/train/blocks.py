@@ -2,7 +2,7 @@
 
 A block of B tokens begins at an anchor, a token of the answer. It shows the anchor and, for a variable-prefix
 drafter, the text's own next tokens; the rest are masks. Position p of the block predicts the token p places
-behind the anchor (DFlash, arXiv 2602.06036 §4; D2SD, arXiv 2606.04446).
+after the anchor (DFlash, arXiv 2602.06036 §4; D2SD, arXiv 2606.04446).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from draftwood.train.shards import Text
 from draftwood.tree import Floats, Ints
 
-PREFIX_BASE = 0.9  # of the variable-prefix objective: a prefix longer by one is drawn this much less often
+PREFIX_BASE = 0.9  # of the variable-prefix objective: a prefix longer by one is drawn so many times as often
 
 # (generator, blocks, tokens of a block) -> how many tokens each block shows, the anchor included
 Prefixes = Callable[[np.random.Generator, int, int], Ints]
@@ -41,10 +41,10 @@ class Objective:
     form: str = "dflash"  # the kind of drafter, see forms.py
     shown: int = 1  # tokens that a block shows when it is evaluated
     teacher_forced: bool = False  # blocks begin at all places from 1 on, and show every token to those that follow
-    fixed: Mapping[str, int] = field(default_factory=dict)  # what the kind decides of the recipe
+    fixed: Mapping[str, int] = field(default_factory=dict)  # values of the recipe that the kind decides
 
     def draw(self, rng: np.random.Generator, text: Text, count: int, size: int) -> tuple[Ints, Ints]:
-        """Anchors in a text, and how many tokens each block shows; what a block only shows is not predicted."""
+        """Anchors in a text, and how many tokens each block shows; shown tokens are not predicted."""
         if self.teacher_forced:
             anchors = np.arange(1, len(text.tokens) - 1)
             return anchors, np.where(anchors < text.prompt, size, 1)
@@ -68,7 +68,7 @@ class Blocks:
     tokens: Ints  # [M, B]
     anchors: Ints  # [M] place in the text
     labels: Ints  # [M, B - 1]
-    weights: Floats  # [M, B - 1]; 0: not to be predicted, the token is shown or behind the end of the text
+    weights: Floats  # [M, B - 1]; 0: not to be predicted, since it is shown or beyond the end of the text
     counts: tuple[int, ...]  # blocks of each text
     lengths: tuple[int, ...]  # tokens of each text
 
@@ -90,14 +90,14 @@ def make_blocks(
 ) -> Blocks:
     """Blocks at the given `anchors` of each text, `shown` tokens of each visible, weights exp(-(p - shown) / gamma).
 
-    `teacher_forced`: all tokens are visible, and those behind the shown ones are predicted nonetheless.
+    `teacher_forced`: all tokens are visible, and those after the shown ones are predicted nonetheless.
     """
     counts, lengths = tuple(len(a) for a in anchors), tuple(len(t.tokens) for t in texts)
     first, length = (np.repeat(x, counts)[:, None] for x in (np.cumsum([0, *lengths[:-1]]), lengths))
     anchor, place = np.concatenate(list(anchors)), np.arange(size)
     at = anchor[:, None] + place
     seen = np.concatenate(list(shown))[:, None]
-    if not teacher_forced:  # there, what begins in the prompt predicts nothing
+    if not teacher_forced:  # there, blocks that begin in the prompt predict nothing
         seen = np.minimum(seen, length - 1 - anchor[:, None])  # one is left to predict
     inside = at < length
     tokens = np.concatenate([t.tokens for t in texts])[first + np.where(inside, at, 0)]

@@ -1,7 +1,7 @@
-"""Many texts at once, one token each, in one captured graph: on a GPU starting a thousand kernels takes longer.
+"""Many texts at once, one token each, in one captured graph: on a GPU, launching a thousand kernels takes longer.
 
-Each row has room of its own, so that shapes stay. Triton's kernel reads each row as far as it goes, PyTorch's attention
-all of them as far as the longest.
+Each row has room of its own, so that shapes never change. Triton's kernel reads each row to its own end, PyTorch's
+attention reads all rows to the end of the longest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwood.lean import Lean
 from draftwood.target import Target
 from draftwood.train.padded import Padded
 
-BUCKET = 128  # slots: without Triton a step reads the next multiple of the longest row's
+BUCKET = 128  # slots: without Triton a step reads the next multiple of it after the longest row
 
 See = Callable[[int | None, Tensor, Tensor, Tensor], Tensor]  # window, queries [B, H, D], keys, values -> [B, ..., D]
 

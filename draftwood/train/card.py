@@ -17,8 +17,8 @@ from draftwood.train.files import WEIGHTS
 from draftwood.train.loop import Course, keeps_up
 from draftwood.train.show import read_log
 
-SHARED = ("README.md", "LICENSE", "config.json", WEIGHTS, markov.FILE, DRAFT_TOKENS)  # whatever else lies there
-OURS = (DRAFT_TOKENS, "markov/*")  # what an earlier drafter may have left on the Hub, to trim or correct this one
+SHARED = ("README.md", "LICENSE", "config.json", WEIGHTS, markov.FILE, DRAFT_TOKENS)  # and nothing else that lies there
+OURS = (DRAFT_TOKENS, "markov/*")  # an earlier drafter's on the Hub are deleted: they would trim or correct this one
 
 
 def card(course: Course, step: int) -> str:
@@ -111,7 +111,7 @@ def data_lines(course: Course) -> list[str]:
 
 
 def outdated(page: Path, steps: int) -> bool:
-    """Whether there is no card, or one of a run that had not ended: what ends a run saves the drafter first."""
+    """Whether there is no card, or one of a run that had not ended: a run saves its state first, then the card."""
     if not page.exists():
         return True
     told = re.search(rf"(\d+) of {steps} steps", page.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def outdated(page: Path, steps: int) -> bool:
 
 
 def hours(out: Path) -> float:
-    """Of steps alone, without evaluations and pauses."""
+    """Hours of the steps alone, without evaluations and pauses."""
     return sum(line["seconds"] for line in read_log(out) if "seconds" in line) / 3600
 
 
@@ -136,7 +136,7 @@ def push(out: Path, repository: str) -> str:
         api = HfApi()
         api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=out, allow_patterns=list(SHARED), delete_patterns=list(OURS))
-    except Exception as error:  # of the Hub, of the network, of whatever library brings them
+    except Exception as error:  # the Hub's, the network's or any library's
         raise BadInput(
             f"--push-to-hub {repository}: the Hub did not take it ({first_line(error)}); the drafter is whole in "
             f"{out}, log in with `hf auth login` and upload it from there."

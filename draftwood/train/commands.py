@@ -65,14 +65,14 @@ def train(
     layers: Annotated[int, typer.Option(help="Layers of the drafter.")] = 3,
     block_size: Annotated[int, typer.Option(help="Tokens of a block, the anchor included.")] = 16,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Tokens of a block see none behind them: shorter blocks draft the same.")
+        bool, typer.Option("--causal", help="Tokens of a block see no later ones: shorter blocks draft the same.")
     ] = False,
     window: Annotated[
-        int | None, typer.Option(min=0, help="Tokens that it looks back; 0: all; none: as 9 of 10 texts are long.")
+        int | None, typer.Option(min=0, help="Tokens that a layer looks back; 0: all; none: enough for 9 of 10 texts.")
     ] = None,
-    taps: Annotated[int, typer.Option(help="Target layers that it reads.")] = 5,
+    taps: Annotated[int, typer.Option(help="Target layers that the drafter reads.")] = 5,
     markov_rank: Annotated[
-        int, typer.Option(help="Rank of what the candidate before changes; 0: independent depths.")
+        int, typer.Option(help="Rank of the correction by the candidate before; 0: independent depths.")
     ] = 64,
     init: Annotated[str, typer.Option(help="target, random, or a drafter's folder or Hub name.")] = "target",
     objective: Annotated[
@@ -86,11 +86,11 @@ def train(
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Texts of one forward; none: all.")] = None,
     anchors: Annotated[int, typer.Option(help="Blocks of a text, drawn anew in every epoch.")] = 64,
     max_length: Annotated[int, typer.Option(min=8, help="Longer texts are cut.")] = 3072,
-    optimizer: Annotated[str, typer.Option(help="adamw, or muon: for matrices, and AdamW for the rest.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="adamw, or muon for matrices and AdamW for the rest.")] = "adamw",
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 6e-4,
     warmup: Annotated[float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")] = 0.04,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Of matrices.")] = 0.0,
-    clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of matrices.")] = 0.0,
+    clip: Annotated[float, typer.Option(help="Largest norm of a gradient.")] = 1.0,
     gamma: Annotated[float | None, typer.Option(min=0.1, help="Decay of position weights; none: the paper's.")] = None,
     soft: Annotated[float, typer.Option(help="Share of the loss that follows the target's probabilities.")] = 0.0,
     autocast: Annotated[bool, typer.Option(help="Products in bf16, where the device has them.")] = True,
@@ -98,8 +98,8 @@ def train(
     seed: Seed = 0,
     save_minutes: Annotated[float, typer.Option(min=0, help="Minutes between two saves.")] = 5.0,
     eval_every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 500,
-    cache_gb: Annotated[float | None, typer.Option(min=0, help="Disk for the target's features.")] = None,
-    features: Annotated[Path | None, typer.Option(help="Folder for them; none: in the data's.")] = None,
+    cache_gb: Annotated[float | None, typer.Option(min=0, help="Gigabytes of disk for the target's features.")] = None,
+    features: Annotated[Path | None, typer.Option(help="Folder for these features; none: in the data's.")] = None,
     push_to_hub: Annotated[str | None, typer.Option(help="Upload the drafter to this repository.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",

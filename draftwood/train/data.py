@@ -45,7 +45,7 @@ class Identity:
         return cls(target.name, target.vocab_size, target.hidden_size, target.num_layers, mark)
 
     def told_beside(self, other: Identity) -> str:
-        """The name, and what sets it apart from another target if that is of the same shape."""
+        """The name, and what sets it apart from another target of the same shape."""
         same = replace(self, name=other.name, fingerprint=other.fingerprint) == other
         return f"{self.name} with other weights, or in another --dtype" if same else self.name
 
@@ -67,7 +67,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def is_part(name: str) -> bool:
-    """Not what packing adds behind a layer's own parts."""
+    """Whether a module is one of the layer's own parts, and not one that packing adds."""
     return not name.endswith(".whole")
 
 
@@ -139,8 +139,8 @@ def read_texts(folder: Path, target: Target) -> list[Text]:
 
 
 def usual_length(texts: Sequence[Text], least: int = 1) -> int:
-    """Tokens that nine of ten texts do not exceed, or `least`, up to the next multiple of 64: as far as much was
-    learned."""
+    """The length that nine of ten texts do not exceed, or `least`, rounded up to a multiple of 64: farther back, little
+    is learned."""
     length = max(int(np.quantile([len(text.tokens) for text in texts], 0.9)), least)
     return -(-length // 64) * 64
 
@@ -163,8 +163,8 @@ def frequent_tokens(texts: Sequence[Text], vocab: int, wanted: str) -> NDArray[n
     """The tokens of a trimmed head in rising order; None for all of them.
 
     `wanted` is `all`, a number of tokens, or `auto`: the fewest that make up 99.9 % of what the target wrote,
-    or all where that would save less than half of the head. A number larger than that of the tokens written is filled
-    with those of the prompts, then with low ids, which most tokenizers give to what is frequent.
+    or all where that would save less than half of the head. If `wanted` is more than were written, tokens of the
+    prompts are added, then low ids, which most tokenizers give to frequent tokens.
     """
     if wanted == "all":
         return None
@@ -181,6 +181,6 @@ def frequent_tokens(texts: Sequence[Text], vocab: int, wanted: str) -> NDArray[n
 
 
 def unseen_share(texts: Sequence[Text]) -> float:
-    """How much of what the target will write are tokens that it has not written yet (Good and Turing's estimate)."""
+    """Which share of what the target will write are tokens that it has not written yet (Good and Turing's estimate)."""
     written = np.concatenate([t.tokens[t.prompt :] for t in texts])
     return float((np.unique(written, return_counts=True)[1] == 1).sum() / len(written))

@@ -38,12 +38,12 @@ from draftwood.train.writing import SELF_TOKENS, Limits, Turns, Writing
 UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
 SHARD_S = 120.0  # a kill loses at most this much
-ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache is roomy
+ROWS = (128, 64, 32, 16, 8, 4, 2, 1)  # texts at once: the most whose cache takes no more than ROOMY
 TILED_ROWS = (256, *ROWS)  # where many rows of a product cost little
 GPU_ROWS = (2048, 1024, 512, *TILED_ROWS)
 GPU_TURNS = 2  # a GPU's rows are halved: one half steps while the host reads what the other has drawn
-ROOMY = 0.25  # of the memory, at most
-SURPLUS = 0.25  # of the tokens asked for, that texts under way may add at the end
+ROOMY = 0.25  # share of the memory that the cache may take
+SURPLUS = 0.25  # share of the tokens asked for that texts under way may add at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Shards:
 
     @classmethod
     def open(cls, folder: Path) -> Shards:
-        """With everything that earlier runs left."""
+        """A folder with everything that earlier runs left in it."""
         self = cls(folder)
         for path in shard_paths(folder):
             for text in read_shard(path):
@@ -146,12 +146,12 @@ class Shards:
 
 
 def mark_of(text: Text) -> bytes:
-    """By which a text is known again, in 16 bytes."""
+    """Sixteen bytes by which a text is recognised."""
     return hashlib.blake2b(text.tokens.tobytes(), digest_size=16).digest()
 
 
 def run_distill(options: DistillOptions) -> bool:
-    """Write texts until there are `options.tokens`, going on with what is there. False if it was asked to stop.
+    """Write texts until there are `options.tokens`, earlier runs' included. Returns False if it was asked to stop.
 
     Raises BadInput or BadModel for whatever cannot be used, before the target writes anything.
     """
@@ -167,7 +167,7 @@ def _write(options: DistillOptions) -> bool:
     jobs = make_jobs(options.prompts, options.temperatures, tokenizer, options.thinking, options.raw, options.limit)
     target = load_target(name, options.dtype, options.device, trust_remote_code=options.trust_remote_code)
     if target.device.type == "cuda":
-        torch.cuda.set_device(target.device)  # whose streams graphs and events belong to
+        torch.cuda.set_device(target.device)  # graphs and events belong to its streams
     manifest = claim(options, Identity.of(target), jobs.digest)
     shards = Shards.open(options.out)
     check_disk(options.out, 8.0 * max(0, options.tokens - shards.tokens), "--out", "the data")
@@ -181,7 +181,7 @@ def _write(options: DistillOptions) -> bool:
         end = tokenizer.eos_token_id
         stop_ids = target.stop_ids | (frozenset() if end is None else {end})
         writing = open_writing(options, target, jobs, shards, stop_ids)
-        manifest.save(options.out)  # not before all that may be refused: other flags are then free to try
+        manifest.save(options.out)  # last, so that after a refusal other flags can be tried
         began, before = time.monotonic(), shards.tokens
         for text in writing.texts():
             if text is not None:
@@ -200,7 +200,7 @@ def _write(options: DistillOptions) -> bool:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Garbage is not looked for among what is there now, all the libraries: that took 4 % of the time."""
+    """Let the garbage collector skip what exists now, mostly the libraries: looking through it took 4 % of the time."""
     gc.freeze()
     try:
         yield
@@ -227,7 +227,7 @@ def open_writing(
     limits = Limits(options.max_new_tokens, stop_ids, options.seed)
     turns = Turns([])
 
-    def admit() -> bool:  # what is under way is finished, not dropped: that would favour short answers
+    def admit() -> bool:  # texts under way are finished: dropping them would favour short answers
         return shards.tokens + turns.under_way < options.tokens and shards.barren < jobs.patience
 
     parts = GPU_TURNS if target.device.type == "cuda" and size >= GPU_TURNS else 1
@@ -255,7 +255,7 @@ def at_once(options: DistillOptions, longest: int, target: Target) -> int:
 
 
 def claim(options: DistillOptions, target: Identity, prompts: str) -> Manifest:
-    """Whose data the folder is to hold, in answer to which prompts. Raises BadInput if it holds others'."""
+    """Which target's texts the folder holds, and for which prompts. Raises BadInput if it holds others."""
     ours = Manifest(target, options.thinking, options.recipe(), prompts)
     found = Manifest.load(options.out)
     if found is None:
@@ -270,9 +270,8 @@ def claim(options: DistillOptions, target: Identity, prompts: str) -> Manifest:
         )
     if found.prompts.startswith(TEXTS) and found.prompts != prompts:
         raise BadInput(
-            f"--out {options.out} was begun with other prompts, though their files are called the same, or in another "
-            "order of temperatures by an earlier version; let new ones be answered in another folder: train reads "
-            "several."
+            f"--out {options.out} was begun with other prompts in files of the same names, or by an earlier version in "
+            "another order of temperatures; have the new ones answered in another folder: train reads several."
         )
     return found
 

@@ -1,9 +1,9 @@
 """EAGLE-3 (arXiv 2503.01840) as a module that learns, by training-time test, and its checkpoint in the authors' form.
 
 Row i of the layer is the embedding of token i + 1 beside the feature of token i. In the first step features are the
-target's; in each later one they are the layer's own outputs of the step before, as when it drafts, and every row sees
-the first step's rows up to itself and its own later ones. A block is what a row predicts in B - 1 steps; the rows of
-all places stand in the blocks of a text, its prompt included.
+target's; in each later step they are the layer's own outputs of the step before, as in drafting. Every row sees the
+first step's rows up to itself, and its own rows of later steps. A block is what one row predicts in B - 1 steps; a text
+has a block for each of its rows, those of the prompt included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COPIED = (
 
 
 class Attention(nn.Module):
-    """Of embedding and feature side by side."""
+    """Attention that reads embedding and feature side by side."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 class TrainableEagle3(nn.Module):
     """The layer and `fc`; embedding and head stay the target's, frozen. Parameters have the authors' names."""
 
-    markov = None  # each row knows the token before by itself
+    markov = None  # each row reads the token before it anyway
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def start_eagle3(config: Mapping[str, Any], init: str, target: Target, seed: int
 
 
 def copy_last_layer(model: TrainableEagle3, target: Target) -> None:
-    """The target's last layer where features go in, and `fc` as the identity on the deepest tap."""
+    """Copy the target's last layer to where features go in, and make `fc` the identity on the deepest tap."""
     hidden = model.config.hidden_size
     model.fc.weight.zero_()
     model.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
@@ -152,7 +152,7 @@ def copy_last_layer(model: TrainableEagle3, target: Target) -> None:
         weight = plain_weight(theirs.get(name))
         if not isinstance(part, (nn.Linear, nn.RMSNorm)) or weight is None:
             continue
-        # Queries, keys and values read embedding and feature; the target's read what the feature stands for.
+        # Queries, keys and values read embedding and feature; the target's read what corresponds to the feature.
         mine = part.weight[:, hidden:] if name.endswith(("q_proj", "k_proj", "v_proj")) else part.weight
         if mine.shape == weight.shape:
             mine.copy_(weight)

@@ -53,7 +53,7 @@ class Tally:
     """What the rounds of one policy on one category add up to."""
 
     emitted: list[int] = field(default_factory=list)  # tokens of each round
-    accepted: list[int] = field(default_factory=list)  # nodes of each; a stop token that was drafted has no bonus token
+    accepted: list[int] = field(default_factory=list)  # nodes of each; after a drafted stop token no bonus follows
     drafted: list[int] = field(default_factory=list)  # deepest node of each round
     mass: list[float] = field(default_factory=list)  # of every verified node
     kept: list[bool] = field(default_factory=list)  # whether it was accepted
@@ -64,7 +64,7 @@ class Tally:
         self.emitted.append(len(step.tokens))
         self.accepted.append(len(step.path))
         depths, accepted = step.tree.depths, set(step.path)
-        # Where the answer ended with an accepted node, nobody knows of those that stand deeper.
+        # Where the answer ended with an accepted node, the outcome of deeper nodes is unknown.
         known = depths <= (len(step.path) if len(step.path) == len(step.tokens) else depths.max())
         self.drafted.append(int(depths[known].max()))
         self.mass += step.tree.mass[known][1:].tolist()
@@ -87,7 +87,7 @@ class Tally:
         return rows
 
     def calibration(self) -> list[dict[str, float]]:
-        """Nodes by the drafter's probability of their path: what it said, and how often they were accepted."""
+        """Nodes by the drafter's probability of their path: its mean, and how often they were accepted."""
         mass, kept = np.array(self.mass), np.array(self.kept, float)
         bins = np.minimum((mass * BINS).astype(int), BINS - 1)
         return [
@@ -97,7 +97,7 @@ class Tally:
         ]
 
     def confidence(self) -> dict[str, float]:
-        """What the drafter said of all its nodes' paths, and how many were accepted; NaN without nodes."""
+        """The drafter's mean probability of all nodes' paths, and the share that was accepted; NaN without nodes."""
         said, seen = (float(np.mean(x)) if x else float("nan") for x in (self.mass, self.kept))
         return {"predicted": said, "observed": seen}
 
@@ -119,7 +119,7 @@ def run_evaluation(options: EvalOptions) -> dict[str, Any]:
     if not options.policies:
         raise BadInput("--policies names none; give one or more, such as dflash,ddtree:64.")
     if registry.drafter_specs(options.drafter) == ["none"]:
-        raise BadInput("--drafter is none, and what is measured are drafts; name a drafter, such as ngram.")
+        raise BadInput("--drafter is none, but this command measures drafts; name a drafter, such as ngram.")
     if options.out is not None:
         make_folder(options.out, "--out")
     prompts = load_prompts(options.prompts, options.limit)
@@ -145,7 +145,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], options: EvalOptions) -> dict[s
     tallies = {policy: {category: Tally() for category in categories} for policy in options.policies}
     with bar(len(prompts) * len(options.policies), "measuring") as update:
         for j, policy in enumerate(options.policies):
-            engine = llm.engine.fresh()  # no text of one helps the next one
+            engine = llm.engine.fresh()  # no policy learns from the texts of another
             for i, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
                 update(j * len(prompts) + i, f"{prompt.id}  {policy}")
                 for step in answer(engine, ids, policy, options, llm.stop_ids):
@@ -162,7 +162,7 @@ def encode(llm: LLM, text: str, thinking: str) -> list[int]:
 def answer(
     engine: Engine, ids: list[int], policy: str, options: EvalOptions, stop_ids: frozenset[int]
 ) -> Iterator[Step]:
-    """Rounds until there are `max_new_tokens`; the last one, too, is whole, or tau would be too low."""
+    """Rounds until there are `max_new_tokens`. The last one is not cut, or tau would be too low."""
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     room = 1 + engine.drafter.max_depth if engine.drafter else 0
     steps = engine.run(ids, options.max_new_tokens + room, sampling, stop_ids, policy=registry.policy(policy))
@@ -198,7 +198,7 @@ def summarize(
 
 
 def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
-    """What to expect."""
+    """What to expect of the drafter."""
     best = max(tallies, key=lambda policy: np.nan_to_num(tallies[policy][ALL].tau))
     tally = tallies[best][ALL]
     if not tally.emitted:
@@ -215,7 +215,7 @@ def sentence(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
 
 
 def warnings(options: EvalOptions) -> list[str]:
-    """Where the drafter was trained for something else than it is measured on."""
+    """Says where the drafter was trained for something else than what it is measured on."""
     recorded = [training_of(name) for name in checkpoints(options.drafter)]
     found = []
     modes = {

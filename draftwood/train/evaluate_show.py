@@ -49,7 +49,7 @@ def both(confidence: Mapping[str, float | None]) -> str:
 
 
 def save_pictures(policies: Mapping[str, Figures], folder: Path) -> str:
-    """Write evaluation.png; a sentence that says what happened."""
+    """Write evaluation.png. Returns a sentence that says what happened."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,8 +1,8 @@
 """What a drafter reads from its target: tapped layers of every text, computed once and kept on disk in bf16.
 
-Each text goes through the target alone, so that its features do not depend on its company and a resumed run
-sees the same numbers. The cache has a file for each text, and a checksum in it, so whatever a kill or a power cut
-left behind is computed again.
+Each text goes through the target alone, so that its features do not depend on other texts and a resumed run
+sees the same numbers. The cache has a file for each text, with a checksum in it, so that whatever a kill or a power cut
+left incomplete is computed again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CHECKSUM = 4  # bytes at the end of a file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Of one text of T tokens."""
+    """Features of one text of T tokens."""
 
     taps: Tensor  # [T, taps * hidden], bf16
-    teacher: Teacher | None  # a row for each token: what the target expects behind it
+    teacher: Teacher | None  # a row for each token: what the target expects after it
 
 
 class Reader:
@@ -86,14 +86,14 @@ class Reader:
 
 
 class CachedReader:
-    """The same, through a folder with a file for each text, named by everything that decides what is in it.
+    """The same, through a folder with a file for each text, named by everything that decides its contents.
 
     Texts that other runs cached are found again, whatever else those runs read. The first of this run's texts that
-    fit under the limit are kept; files of other texts make room for them, the oldest ones first.
+    fit under the limit are kept; files of other texts are removed to make room for them, the oldest ones first.
     """
 
     def __init__(self, reader: Reader, texts: Sequence[Text], folder: Path, limit: float) -> None:
-        """`limit` in bytes, of the whole folder. Raises BadInput if the disk has less than that to give."""
+        """`limit` in bytes, of the whole folder. Raises BadInput if the disk has less than that to spare."""
         self.reader, self.texts = reader, texts
         kind = (Identity.of(reader.target).fingerprint, reader.target.tap_layers, reader.teacher)
         self._kind = repr((kind, str(reader.target.dtype))).encode()
@@ -131,12 +131,12 @@ class CachedReader:
 
 
 def row_bytes(tokens: int, width: int) -> int:
-    """Of a text's file: bf16 numbers and a checksum."""
+    """Bytes of a text's file: bf16 numbers and a checksum."""
     return 2 * tokens * width + CHECKSUM
 
 
 def read_row(path: Path, tokens: int, width: int) -> Tensor | None:
-    """`[tokens, width]` in bf16; None if it is not there, or is not what was written."""
+    """`[tokens, width]` in bf16; None if the file is missing, or is not what was written."""
     try:
         stored = np.fromfile(path, np.uint8)
     except OSError:
@@ -148,13 +148,13 @@ def read_row(path: Path, tokens: int, width: int) -> Tensor | None:
 
 
 def write_row(path: Path, row: Tensor) -> None:
-    """Atomically, but without waiting for the disk: the checksum tells what a power cut left behind."""
+    """Write atomically, but without waiting for the disk: the checksum shows what a power cut damaged."""
     values = row.cpu().contiguous().view(torch.int16).numpy().tobytes()
     scratch = path.with_suffix(f".{os.getpid()}{SUFFIX}")
     try:
         scratch.write_bytes(values + checksum(values))
         os.replace(scratch, path)
-    except OSError:  # a disk that others filled meanwhile costs time, not the run
+    except OSError:  # if others have filled the disk meanwhile, that costs time, not the run
         scratch.unlink(missing_ok=True)
 
 
@@ -166,14 +166,14 @@ def cached_files(folder: Path) -> dict[Path, int]:
     """What any run has left in a folder of features, with its bytes, the newest first."""
     found = []
     for path in folder.glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # another process needed the room
+        with suppress(FileNotFoundError):  # another process removed it to make room
             facts = path.stat()
             found.append((facts.st_mtime, path, facts.st_size))
     return {path: size for _, path, size in sorted(found, reverse=True)}
 
 
 def beyond(files: Mapping[Path, int], limit: float) -> list[Path]:
-    """Of files with the newest first, those that are not among as many as have at most `limit` bytes together."""
+    """Of `files`, newest first, those beyond the first ones that have at most `limit` bytes together."""
     return [path for path, total in zip(files, accumulate(files.values()), strict=True) if total > limit]
 
 

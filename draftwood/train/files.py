@@ -58,7 +58,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def told_if_unwritable(folder: Path) -> Iterator[None]:
-    """What the disk refuses in the middle of a run, as one sentence (BadInput)."""
+    """Report a write that fails in the middle of a run as one sentence (BadInput)."""
     try:
         yield
     except OSError as error:

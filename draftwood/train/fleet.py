@@ -22,7 +22,7 @@ class Fleet:
 
     @classmethod
     def join(cls) -> Fleet:
-        """What accelerate tells; alone without it, or where it started one process only."""
+        """The place that accelerate gives; alone without it, or where it started one process only."""
         if importlib.util.find_spec("accelerate") is None:
             return cls()
         from accelerate import PartialState
@@ -31,14 +31,14 @@ class Fleet:
         return cls(state.process_index, state.num_processes, state.device) if state.num_processes > 1 else cls()
 
     def leave(self) -> None:
-        """Part in peace, all together: a process that ends while another still listens to it can abort that one."""
+        """Leave all together: a process that ends while another still listens to it can abort that one."""
         if self.size > 1:
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and talks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Fleet:
         return tensor
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """A parameter that no part of this process touched counts as zero."""
+        """Add up gradients over all processes; where a process has none, it counts as zero."""
         if self.size == 1:
             return
         for parameter in model.parameters():

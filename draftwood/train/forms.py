@@ -1,4 +1,4 @@
-"""What kinds of drafter can be trained: where one begins, and how it is written for everybody else."""
+"""The kinds of drafter that can be trained: where one begins, and how it is exported."""
 
 from __future__ import annotations
 

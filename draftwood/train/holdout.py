@@ -1,7 +1,7 @@
 """Tau on held-out texts while training: rounds as they would go at temperature 0, walked along the known text.
 
 The drafter drafts at every place of an answer in one forward; then each policy walks: draft, keep what the text
-confirms, go on behind it. No target forward is needed, and all policies share the drafts.
+confirms, go on after it. No target forward is needed, and all policies share the drafts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lattices(
 ) -> list[Draft]:
     """A draft at each of the first `PLACES` places of the answer; blocks show `shown` tokens.
 
-    `teacher_forced`: each depth has seen the text before it, as on the path that the text confirms, and only there.
+    `teacher_forced`: each depth has seen the text before it, which is right on the path that the text confirms alone.
     """
     last = min(len(text.tokens) - 1 - shown, text.prompt + PLACES)
     first = 1 if teacher_forced else text.prompt

@@ -20,10 +20,10 @@ from draftwood.loading import tokenized
 from draftwood.names import SELF
 
 THINKING = ("default", "on", "off")
-MARK = "\x02user-turn\x02"  # stands for what the user says while the template is taken apart
+MARK = "\x02user-turn\x02"  # stands for the user's text while the template is taken apart
 SELF_TEMPERATURE = 1.0
-TEXTS = "texts "  # what a digest is of: older ones were of tokens
-BARREN = 256  # answers that were there already do not mean much yet
+TEXTS = "texts "  # what a digest is of: older digests were of tokens
+BARREN = 256  # fewer repeated answers in a row do not mean much yet
 SELF_TOKENS = 160  # longest prompt that the target writes for itself
 
 
@@ -46,7 +46,7 @@ class Opening:
 
     source: str  # a data set's name, which may be any
     tokens: tuple[int, ...]
-    own: bool = False  # the target goes on as the user
+    own: bool = False  # the target writes the user's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def rendered(tokenizer: PreTrainedTokenizerBase, text: str, thinking: str) -> st
 
 
 def user_template(tokenizer: PreTrainedTokenizerBase, thinking: str) -> Template:
-    """What stands before and behind a user's turn."""
+    """What stands before and after a user's turn."""
     before, found, after = rendered(tokenizer, MARK, thinking).partition(MARK)
     if not found:
         raise BadInput("--prompts self: the target's chat template does not show the user's text as it is.")
@@ -103,17 +103,18 @@ class Jobs:
     temperatures: tuple[float, ...]
     template: Template | None  # for prompts of its own; None: there are none
     thinking: str = "default"
-    digest: str = ""  # of what is asked, in its order: behind other prompts the numbers mean other jobs
+    digest: str = ""  # of the prompts in their order: with other prompts the numbers mean other jobs
 
     @property
     def patience(self) -> int:
-        """Answers in a row that were there already, behind which nothing new is to be hoped for: every prompt's."""
+        """Repeated answers in a row after which nothing new is expected: one for every prompt and temperature."""
         return max(len(self.prompts) * len(self.temperatures), BARREN)
 
     def __iter__(self) -> Iterator[Job]:
         """Endless while something new can come: at temperature 0 the same prompt gives the same answer."""
         size, heats = len(self.prompts), len(self.temperatures)
-        each = len({prompt.own for prompt in self.prompts})  # a pair shares a temperature, or `self` would miss half
+        # A prompt and the `self` after it share a temperature, or `self` would miss half of them.
+        each = len({prompt.own for prompt in self.prompts})
         number = 0
         while True:
             turn = number // size
@@ -139,7 +140,8 @@ def make_jobs(
     prompts: list[Prompt] = load_prompts(named, limit) if named or not sources else []
     texts = [(p.dataset, p.turns[0]) for p in prompts]
     heats = tuple(dict.fromkeys(temperatures))
-    paired = ["pairs"] if named and SELF in sources and len(heats) > 1 else []  # numbers once meant other temperatures
+    # Earlier versions gave such jobs' numbers other temperatures.
+    paired = ["pairs"] if named and SELF in sources and len(heats) > 1 else []
     digest = digest_of(texts, SELF in sources, tokenizer.chat_template, *paired)
     encode = partial(raw_ids, tokenizer) if raw else partial(chat_ids, tokenizer, thinking=thinking)
     asked = [Opening(dataset, tuple(encode(text))) for dataset, text in texts]
@@ -154,5 +156,5 @@ def make_jobs(
 
 
 def digest_of(*asked: Any) -> str:
-    """Of prompts as they were given, not of their tokens: some chat templates tell the target which day it is."""
+    """A digest of prompts as they were given, not of their tokens: some chat templates contain the date."""
     return TEXTS + hashlib.sha256(repr(asked).encode("utf-8", "replace")).hexdigest()[:16]

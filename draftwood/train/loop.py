@@ -35,7 +35,7 @@ from draftwood.train.recipe import Recipe
 from draftwood.train.shards import Text
 from draftwood.train.state import Trainee, save_state, state_path
 
-ALIKE = 0.98  # of the best held-out tau: so few texts tell no less apart, and longer training is likelier to be better
+ALIKE = 0.98  # of the best held-out tau: so few texts cannot tell nearer ones apart, and more training is likely better
 FeaturesOf = Callable[[Sequence[int]], list[Features]]  # of texts by number
 Part = tuple[list[int], Blocks]  # texts of one forward, and their blocks
 
@@ -65,18 +65,18 @@ class Course:
 
     @property
     def drafting(self) -> Head:
-        """What the exported drafter drafts with."""
+        """The head that the exported drafter drafts with."""
         return self.head if self.trimmed else Head.of(self.target, None)
 
     @property
     def drafted(self) -> str:
-        """How many tokens drafts choose from, and training did if it were fewer."""
+        """How many tokens drafts choose from, and how many training did if those were fewer."""
         trained = str(len(self.head.weight))
         return trained if self.trimmed else f"{self.target.vocab_size} (trained on {trained})"
 
     @cached_property
     def origin(self) -> dict[str, str]:
-        """Marks of the target, the texts and what --init decides, by which a run is known again."""
+        """Marks that identify a run: of the target, of the texts and of what --init decides."""
         mark = zlib.crc32(b"".join(text.tokens.tobytes() for text in self.texts))
         kept = b"" if self.head.tokens is None else self.head.tokens.cpu().numpy().tobytes()
         reads = self.config["dflash_config"]
@@ -104,13 +104,13 @@ class Course:
         return FORMS[OBJECTIVES[self.recipe.objective].form]
 
     def export(self, model: Any, tau: float | None) -> None:
-        """The drafter's folder, for everybody."""
+        """Write the drafter's folder, in a form that others can load."""
         self.form.export(self.out, model, self.config, self.head, self.draft_tokens, tau)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one step says."""
+    """The figures of one step."""
 
     step: int
     loss: float
@@ -123,7 +123,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who is told of what happens."""
+    """What is called when something happens."""
 
     step: Callable[[Progress], None] = lambda progress: None
     tau: Callable[[int, Mapping[str, float]], None] = lambda step, tau: None
@@ -132,9 +132,9 @@ class Watcher:
 
 
 def train(course: Course, trainee: Trainee, watcher: Watcher) -> bool:
-    """Train from the trainee's step to the end, or until `watcher.stop`. Whether it came to the end.
+    """Train from the trainee's step to the end, or until `watcher.stop`. Returns whether it came to the end.
 
-    Raises BadInput if the loss stops being a number. On the way weights are saved once they have given a loss that is.
+    Raises BadInput if the loss is no longer finite. On the way, weights are saved only after they gave a finite loss.
     """
     watcher.begin(began_at := trainee.step)
     saved_at, parts = time.monotonic(), None
@@ -172,7 +172,7 @@ class Gradients:
 def add_gradients(course: Course, trainee: Trainee, parts: Sequence[Part] | None = None) -> Gradients:
     """Forward and backward of a step's parts, and clipping. ArithmeticError if loss or gradient is not finite.
 
-    The next step is planned here, before a device has to be waited for; without `parts` this one is, too.
+    The next step is planned here, before the host waits for the device; without `parts` this one is, too.
     """
     began = time.perf_counter()
     parts = plan_step(course, trainee.step) if parts is None else parts
@@ -228,7 +228,7 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
     """Forward and backward of one part; gradients add up in the drafter."""
     indices, blocks = part
     features = course.features(indices)
-    # First all that comes from the host: a copy waits for what the device was given before it.
+    # Copies from the host come first: a copy waits for the work that the device was given before it.
     labels = Labels.of(blocks.labels, blocks.weights, course.head)
     teacher = teacher_of(blocks, features) if course.recipe.soft else None
     markov = trainee.model.markov
@@ -239,14 +239,14 @@ def run_part(course: Course, trainee: Trainee, part: Part, scale: float) -> Outc
 
 
 def before_of(course: Course, markov: MarkovHead, blocks: Blocks) -> Before:
-    """What the text's own token before each predicted one changes."""
+    """The correction by the text's own token before each predicted one."""
     known = np.concatenate([blocks.tokens[:, :1], blocks.labels[:, :-1]], 1)
     tokens, hidden = (torch.from_numpy(x).to(course.target.device) for x in (known, blocks.tokens[:, :-1] != known))
     return Before(markov, course.target.embed(tokens).detach(), hidden, course.head)
 
 
 def teacher_of(blocks: Blocks, features: Sequence[Features]) -> Teacher:
-    """The target's expectation at every predicted position, `[M * (B - 1), K]`: that behind the token before it."""
+    """The target's expectation at every predicted position, `[M * (B - 1), K]`: that after the token before it."""
     last = np.repeat(blocks.lengths, blocks.counts)[:, None] - 1
     first = np.repeat(np.cumsum([0, *blocks.lengths[:-1]]), blocks.counts)[:, None]
     places = first + np.minimum(blocks.anchors[:, None] + np.arange(blocks.labels.shape[1]), last)
@@ -263,7 +263,7 @@ def _nothing(course: Course) -> Outcome:
 def _diverged(course: Course, step: int, error: ArithmeticError) -> str:
     path = state_path(course.out)
     saved = f"The last good state is in {path}" if path.exists() else "Nothing had been saved yet"
-    return f"Training stopped behind step {step}: {error}. {saved}; run the command again with a lower --lr."
+    return f"Training stopped after step {step}: {error}. {saved}; run the command again with a lower --lr."
 
 
 def _save(course: Course, trainee: Trainee) -> None:
@@ -297,6 +297,6 @@ def _evaluate(course: Course, trainee: Trainee, watcher: Watcher) -> None:
     watcher.tau(trainee.step, tau)
     score = next(iter(tau.values()), 0.0)
     if keeps_up(score, trainee.best):
-        promised = score if tau and objective.shown == 1 else None  # of a first drafter
+        promised = score if tau and objective.shown == 1 else None  # that of a first drafter
         course.export(trainee.model, promised)
     trainee.best = max(trainee.best, score)

@@ -1,7 +1,7 @@
-"""The loss over a trimmed head: cross-entropy by position weight, with the target's own doubts if wanted.
+"""The loss over a trimmed head: cross-entropy by position weight, and with the target's own probabilities if wanted.
 
 The head is frozen, so the loss needs gradients of the hidden states only. It goes through them in chunks and
-hands back their gradient, and the logits of a whole step never exist at once.
+hands back their gradient, so that the logits of a whole step never exist at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from draftwood.target import Target
 from draftwood.train.model import MarkovHead
 from draftwood.tree import Floats, Ints
 
-CHUNK = 512  # predicted tokens whose logits exist at once; more on a GPU, where many small products take longer:
-GPU_LOGITS = 2**26  # so many logits
+CHUNK = 512  # predicted tokens whose logits exist at once
+GPU_LOGITS = 2**26  # logits that exist at once on a GPU, if they are more: there many small products take longer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +35,14 @@ class Head:
 
     @classmethod
     def of(cls, target: Target, tokens: Tensor | None) -> Head:
-        """Of all tokens, or of these."""
+        """The head of all tokens, or of these."""
         rows = torch.arange(target.vocab_size, device=target.device)
         if tokens is not None:
             tokens = tokens.to(target.device)
             rows = torch.full_like(rows, -1).index_copy(0, tokens, torch.arange(len(tokens), device=target.device))
         weight, bias = target.head_rows(tokens)
         slow = weight.dtype == torch.bfloat16 and not computes_bf16(target.device)
-        if slow or weight.dtype == torch.float16:  # which unlikely tokens' gradients are too small for
+        if slow or weight.dtype == torch.float16:  # unlikely tokens' gradients are too small for it
             weight, bias = weight.float(), None if bias is None else bias.float()
         return cls(weight, bias, tokens, rows, target.finish)
 
@@ -59,7 +59,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Teacher:
-    """The target's likeliest next tokens behind every place of a text, for soft labels."""
+    """The target's likeliest next tokens after every place of a text, for soft labels."""
 
     tokens: Tensor  # [N, K] ids
     probs: Tensor  # [N, K]
@@ -84,14 +84,14 @@ class Outcome:
 class Labels:
     """What blocks are to predict, on the head's device."""
 
-    rows: Tensor  # [M * (B - 1)] of the head; -1: it has none for the text's token, which is then no loss, but wrong
+    rows: Tensor  # [M * (B - 1)] of the head; -1: it has none for the text's token, so that is wrong, but no loss
     weights: Tensor  # [M * (B - 1)]
-    counted: Tensor  # places with a weight: found on the host, since the device would have to be waited for
+    counted: Tensor  # places with a weight: found on the host, which would have to wait for the device
     positions: int  # B - 1
 
     @classmethod
     def of(cls, tokens: Ints, weights: Floats, head: Head) -> Labels:
-        """Of `[M, B - 1]` each."""
+        """From `tokens` and `weights`, `[M, B - 1]` each."""
         device = head.rows.device
         asked, weighed, counted = (
             torch.from_numpy(x).to(device) for x in (tokens.ravel(), weights.ravel(), np.flatnonzero(weights))
@@ -104,11 +104,11 @@ class Labels:
 
 
 class Before:
-    """What the tokens before change: scores that are added to logits, and their gradient."""
+    """The correction by the tokens before: scores that are added to logits, and their gradient."""
 
     def __init__(self, markov: MarkovHead, embedded: Tensor, hidden: Tensor, head: Head) -> None:
-        """`embedded` `[M, B - 1, hidden]` of the token before each predicted one; `hidden` `[M, B - 1]`: the block does
-        not show that token, or it would know it already."""
+        """`embedded` `[M, B - 1, hidden]` of the token before each predicted one. `hidden` `[M, B - 1]` says whether
+        the block hides that token: one that it shows needs no correction."""
         before, after = markov.tables(embedded.flatten(0, 1), head.weight)
         self._made = before * hidden.flatten()[:, None], after
         self._dtype = head.weight.dtype

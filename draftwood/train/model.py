@@ -18,7 +18,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [N, 1, D] each
 
 
 class Norm(nn.RMSNorm):
-    """In the weight's own precision, whatever a bf16 product gave."""
+    """A norm in the weight's own precision, whatever the product before it gave."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """What the token before changes, of rank r: see drafters/markov.py. It begins by changing nothing."""
+    """The correction of rank r by the token before: see drafters/markov.py. It begins by changing nothing."""
 
     def __init__(self, hidden: int, rank: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class TrainableDFlash(nn.Module):
         self.markov = MarkovHead(config.hidden_size, config.markov_rank) if config.markov_rank else None
 
     def forward(self, embedded: Tensor, taps: Sequence[Tensor], layout: Layout) -> Tensor:
-        """Final hidden states `[M, B - 1, hidden]` of the positions behind the anchors.
+        """Final hidden states `[M, B - 1, hidden]` of the positions after the anchors.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class TrainableDFlash(nn.Module):
         return out
 
     def _rotary(self, count: int) -> Rotary:
-        """Made for the call: a table of a few thousand rows is nothing beside a training step."""
+        """Made anew in each call: a table of a few thousand rows costs nothing beside a training step."""
         weight = self.norm.weight.detach()
         rotary = Rotary(rotary_embedding(self.config).to(weight.device), weight)
         rotary.reserve(count)

@@ -18,7 +18,7 @@ from draftwood.precision import computes_bf16
 
 Group: TypeAlias = dict[str, Any]
 
-MARKOV_PACE = 5.0  # learning rate of scores of pairs over the layers': they are two small matrices (docs/log.md)
+MARKOV_PACE = 5.0  # the Markov head's learning rate over the layers': it has two small matrices (docs/log.md)
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 MOMENTUM = 0.95
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of the iteration that makes a matrix orthogonal, by Jordan et al.
@@ -30,10 +30,10 @@ def adamw(group: Group) -> Optimizer:
 
 
 class Muon(Optimizer):
-    """Steps of PyTorch's `Muon`, which takes one matrix after the other, and in bf16 everywhere.
+    """The steps of PyTorch's `Muon`, which takes one matrix after the other, and in bf16 everywhere.
 
-    Here all matrices of a shape go through the same products: of small ones a GPU waits for launches. Where a processor
-    has no bf16 they are in fp32.
+    Here all matrices of a shape go through the same products: with small ones a GPU would wait for launches. Where a
+    processor has no bf16, products are in fp32.
     """
 
     def __init__(self, group: Group) -> None:
@@ -41,7 +41,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Of all matrices that have a gradient."""
+        """One step of all matrices that have a gradient."""
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             alike = defaultdict(list)
@@ -66,7 +66,7 @@ class Muon(Optimizer):
 
 
 def wide(matrix: Tensor) -> Tensor:
-    """The matrix, or where it is high a view of its transpose."""
+    """The matrix, or a view of its transpose if it has more rows than columns."""
     return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
 
 
@@ -85,7 +85,7 @@ OPTIMIZERS: dict[str, Callable[[Group], Optimizer]] = {"adamw": adamw, "muon": M
 
 
 class Optimizers:
-    """Each parameter has one; they are stepped, saved and restored together."""
+    """Each parameter belongs to one optimizer; all are stepped, saved and restored together."""
 
     def __init__(
         self, name: str, layers: Sequence[nn.Parameter], pairs: Sequence[nn.Parameter], weight_decay: float

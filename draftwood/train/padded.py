@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from draftwood.lean import Lean
 from draftwood.plan import Verified
 
-MULTIPLE = 8  # of longest: products of half-precision matrices take a slower way with other sizes
-# Not cuDNN's attention, which is made anew for every shape: 50 ms each on an H200.
+MULTIPLE = 8  # the padded length is one of it: products of half-precision matrices are slower with other sizes
+# Not cuDNN's attention, which is built anew for every shape: 50 ms each on an H200.
 READY = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Keep = Callable[[int, Tensor, Tensor], None]  # of a layer: its number, keys and values [flat, G, D]
@@ -24,9 +24,9 @@ Keep = Callable[[int, Tensor, Tensor], None]  # of a layer: its number, keys and
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padded:
-    """N sequences that lie one behind the other on a flat axis, and their places side by side."""
+    """N sequences that lie one after the other on a flat axis, and their places side by side."""
 
-    places: Tensor  # [N, longest] on the flat axis; behind a sequence's end its last one. A multiple of MULTIPLE
+    places: Tensor  # [N, longest] on the flat axis; beyond a sequence's end its last one. A multiple of MULTIPLE
     inside: Tensor  # [flat] on the axis of all N * longest places
 
     @classmethod
@@ -56,7 +56,7 @@ class Padded:
         return x.flatten(0, 1).index_select(0, self.inside)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        """`[flat, H * D]`: causal attention of each sequence to itself. Nothing looks behind its end."""
+        """`[flat, H * D]`: causal attention of each sequence to itself. Nothing sees beyond its end."""
         q, k, v = (self.spread(states).transpose(1, 2) for states in (q, k, v))
         size = q.shape[2]
         seen = None
@@ -72,8 +72,8 @@ class Padded:
         wanted: Tensor | None = None,
         keep: Keep = lambda layer, k, v: None,
     ) -> Verified:
-        """The target over texts of these sizes; `wanted` are the places that logits are asked for, as in `Lean`, and
-        `keep` is told each layer's keys and values."""
+        """Run the target over texts of these sizes. `wanted` are the places whose logits are needed, as in `Lean`, and
+        `keep` gets each layer's keys and values."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keep(layer, k, v)

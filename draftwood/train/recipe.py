@@ -19,7 +19,7 @@ from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.optimizers import OPTIMIZERS
 from draftwood.train.shards import Text
 
-SHAPE_KEYS = (  # of config.json, which a checkpoint that training begins with decides
+SHAPE_KEYS = (  # of config.json, decided by a checkpoint if training begins with one
     "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
     "input_embedding_scale", "rope_theta", "rope_scaling",
 )  # fmt: skip
@@ -33,10 +33,10 @@ class Recipe:
     objective: str = "dflash"
     layers: int = 3
     block_size: int = 16
-    causal: bool = False  # tokens of a block do not see those behind them: a draft of few depths is a short block
-    window: int | None = None  # tokens that it looks back; 0: all; None: as what it begins from, or as texts are long
-    taps: int = 5  # target layers it reads
-    markov_rank: int = 64  # of what the candidate before changes; 0: marginals alone
+    causal: bool = False  # tokens of a block do not see later ones, so that a draft of few depths is a short block
+    window: int | None = None  # tokens that a layer looks back; 0: all; None: the initial checkpoint's, or by the texts
+    taps: int = 5  # target layers that the drafter reads
+    markov_rank: int = 64  # rank of the correction by the candidate before; 0: marginals alone
     init: str = "target"  # target, random or a checkpoint
     head_tokens: str = "auto"  # auto, all or how many tokens may be drafted
     mask_token: int | None = None  # None: one that the texts do not use
@@ -46,14 +46,14 @@ class Recipe:
     micro_batch: int | None = None  # texts of one forward; None: all of a step's
     anchors: int = 64  # blocks of a text, drawn anew in every epoch
     max_length: int = 3072
-    optimizer: str = "adamw"  # or muon, of the layers' matrices
+    optimizer: str = "adamw"  # or muon, for the layers' matrices
     lr: float = 6e-4
     warmup: float = 0.04  # share of the steps
     weight_decay: float = 0.0
     clip: float = 1.0
     gamma: float | None = None  # None: the paper's for this block size
     soft: float = 0.0  # share of the loss that follows the target's own distribution
-    autocast: bool = True  # products in bf16, where there are some
+    autocast: bool = True  # products in bf16, where the device has them
     holdout: float = 0.02  # share of the prompts
     seed: int = 0
     save_minutes: float = 5.0
@@ -128,14 +128,14 @@ def drafter_config(
 ) -> dict[str, Any]:
     """The config.json of a drafter in z-lab's format, with the shapes of the target's own layers.
 
-    `first` is what the checkpoint that training begins with decides or, if there is none, the texts.
+    `first` is what the checkpoint that training begins with decides or, if there is none, what the texts decide.
     """
     theirs, first = target.config, first or {}
     heads = theirs.num_attention_heads
     rope = dict(getattr(theirs, "rope_parameters", None) or {})
     theta = rope.pop("rope_theta", None) or getattr(theirs, "rope_theta", None) or 10000.0
     rope.pop("partial_rotary_factor", None)
-    plain = rope.get("rope_type", "default") not in STATIC[1:]  # what depends on the length is no drafter's
+    plain = rope.get("rope_type", "default") not in STATIC[1:]  # a drafter has none that depends on the length
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
@@ -175,7 +175,7 @@ def drafter_config(
 
 
 def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a drafter's config.json says what its layers see, all of them the same."""
+    """The keys of a drafter's config.json that say what its layers see, the same in all layers."""
     window = (first.get("sliding_window") if recipe.window is None else recipe.window) or None
     if window and window < recipe.block_size:
         raise BadInput(
@@ -184,7 +184,7 @@ def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
         )
     causal = recipe.causal or bool(first.get("is_causal"))
     return {
-        **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal unless it is denied
+        **({"is_causal": causal} if causal or window else {}),  # layers with a window are causal by default
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "max_window_layers": 0 if window else recipe.layers,
@@ -193,8 +193,8 @@ def sight_keys(recipe: Recipe, first: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_layers(recipe: Recipe, layers: int, first: list[int] | None) -> list[int]:
-    """Those of a checkpoint to begin with, which are `first`. EAGLE-3's are its authors': what enters layers 2, L / 2
-    and L - 3, where there are so many."""
+    """The target layers that the drafter reads: `first`, those of a checkpoint to begin with, if any. EAGLE-3's
+    are its authors': what enters layers 2, L / 2 and L - 3, if the target has so many."""
     if first:
         if recipe.taps not in (Recipe().taps, len(first)):
             raise BadInput(
@@ -218,7 +218,7 @@ def tap_layers(layers: int, count: int) -> list[int]:
 def choose_mask_token(
     wanted: int | None, target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text]
 ) -> int:
-    """A token with an embedding that no text uses: behind the tokenizer's own, else a special one, else any.
+    """A token with an embedding that no text uses: one beyond the tokenizer's own, else a special one, else any.
 
     Raises BadInput for a token that is outside of the vocabulary or ends texts, or if all are in use.
     """

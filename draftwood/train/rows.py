@@ -1,9 +1,9 @@
 """Many texts at once, one token each per forward: the target's plain decoding for throughput.
 
-Keys and values lie in pages of 64 slots that belong to one text each. One product takes the scores of all
-pages, one their values, and a text's pages meet in its softmax: the cache is read once, without padding and
-without a loop over texts. Compiled operators do that without pages, and targets that the lean path declines go through
-their own modules, text by text. On a GPU rows are captured (`captured_rows.py`).
+Keys and values lie in pages of 64 slots that belong to one text each. One product computes the scores of all
+pages, another one sums their values, and a text's pages are merged in its softmax: the cache is read once, without
+padding and without a loop over texts. Compiled operators do that without pages, and targets that the lean path declines
+go through their own modules, text by text. On a GPU rows are captured (`captured_rows.py`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Rows(Protocol):
     chunk: int  # tokens of prompts that are best read at once
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Begin a text in each of these free rows: logits `[len(rows), V]` behind their prompts."""
+        """Begin a text in each of these free rows: logits `[len(rows), V]` after their prompts."""
         ...
 
     def step(self, rows: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each of these rows: logits `[len(rows), V]` behind them."""
+        """Append one token to each of these rows: logits `[len(rows), V]` after them."""
         ...
 
     def free(self, row: int) -> None:
@@ -149,7 +149,7 @@ class PagedRows:
         self._pages[row].append(page)
 
     def _visible(self, rows: Sequence[int]) -> tuple[Tensor, dict[int | None, Tensor]]:
-        """For the pages up to the last one used: place of the owner in `rows` (a place behind them for others'),
+        """For the pages up to the last one used: the owner's place in `rows` (one beyond them for pages of others),
         and additive masks `[pages, 1, 1, PAGE]` by window. The token that is about to be written is visible."""
         used = 1 + int(np.flatnonzero(self._owner >= 0)[-1])
         place = np.full(len(self._lengths) + 1, len(rows))

@@ -1,4 +1,4 @@
-"""`draftwood train`: from flags to a run, with everything that can be refused refused before the first step."""
+"""`draftwood train`: from flags to a run; whatever can be refused is refused before the first step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from draftwood.train.state import Trainee, check_state, load_state, state_path
 from draftwood.train.stopping import stop_flag
 from draftwood.train.together import open_features
 
-MOST_UNSEEN = 0.01  # with more new tokens to come than that, a list that nobody chose could cost more than it saves
+MOST_UNSEEN = 0.01  # if more new tokens are to come, a trimmed head that nobody asked for could cost more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TrainOptions:
 
 
 def run_training(options: TrainOptions, recipe: Recipe) -> bool:
-    """Train, or resume, and leave a drafter in `options.out`. Whether it came to the end.
+    """Train, or resume, and leave a drafter in `options.out`. Returns whether training came to the end.
 
     Raises BadInput or BadModel for whatever cannot be used, before any work where that can be known.
     """
@@ -83,7 +83,7 @@ def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
     course = prepare(options, recipe, target, fleet)
     model = course.form.start(course.config, recipe.init, target, recipe.seed)
     check_room(course, model)
-    check_state(options.out, recipe, course.origin)  # before features take the room that others' have
+    check_state(options.out, recipe, course.origin)  # before features take the place of others'
     course = replace(course, features=features_of(course, options, model))
     trainee = Trainee.of(model, recipe)
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
@@ -108,7 +108,7 @@ def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
 
 
 def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet) -> Course:
-    """Data read and divided, the drafter's config and head decided. Features come last, in the room that is left."""
+    """Read and divide the data, decide the drafter's config and head. Features come last, in the room that is left."""
     if recipe.layers > target.num_layers:
         raise BadInput(
             f"--layers {recipe.layers}: the drafter would have more layers than {target.name}, which has "
@@ -142,9 +142,9 @@ def prepare(options: TrainOptions, recipe: Recipe, target: Target, fleet: Fleet)
 
 
 def check_taps(recipe: Recipe, target: Target) -> None:
-    """Refuse more target layers to read than there are from the second to the third last. The default gives way."""
+    """Refuse --taps above the number of layers from the second to the third last. The default is lowered instead."""
     if recipe.init not in BEGINNINGS or OBJECTIVES[recipe.objective].form == "eagle3":
-        return  # which decide themselves
+        return  # a checkpoint and EAGLE-3 decide which layers they read
     most = len(tap_layers(target.num_layers, target.num_layers))
     if recipe.taps > most and recipe.taps != Recipe().taps:
         raise BadInput(
@@ -154,7 +154,7 @@ def check_taps(recipe: Recipe, target: Target) -> None:
 
 
 def features_of(course: Course, options: TrainOptions, model: nn.Module) -> FeaturesOf:
-    """Of the texts, then of the held-out ones; beside them a step must fit."""
+    """Features of the texts, then of the held-out ones; a step must fit beside them in memory."""
     recipe = course.recipe
     reader = Reader(course.target, course.config["dflash_config"]["target_layer_ids"], recipe.soft > 0)
     folder = options.features or feature_folder(options.data)
@@ -167,7 +167,7 @@ def check_room(course: Course, model: nn.Module) -> None:
     """Refuse a run whose state does not fit on the disk, or whose step does not fit in memory."""
     parameters = parameters_of(model)
     files = [state_path(course.out), course.out / WEIGHTS]
-    files += [scratch_of(path) for path in files]  # of a save that was cut off: the next one takes its place
+    files += [scratch_of(path) for path in files]  # of a save that was cut off, which the next one replaces
     there = sum(path.stat().st_size for path in files if path.exists())
     check_disk(course.out, 2 * 12 * parameters + 2 * parameters - there, "--out", "the state of the run")
     device = course.target.device

@@ -79,13 +79,13 @@ def read_shard(path: Path) -> list[Text]:
 
 
 def is_whole(text: Text) -> bool:
-    """Whether it can be a prompt and an answer at all."""
+    """Whether it can be a prompt and an answer."""
     size = len(text.tokens)
     return size > 0 and int(text.tokens.min()) >= 0 and 0 <= text.prompt <= size
 
 
 def require_pyarrow() -> None:
-    """Raises MissingExtra before any work without the package that reads and writes shards."""
+    """Raises MissingExtra, before any work, if the package that reads and writes shards is missing."""
     _pyarrow()
 
 

@@ -27,7 +27,7 @@ CURVES = 4  # positions whose accuracy is drawn
 
 @contextmanager
 def bar(total: int, label: str, shown: bool = True) -> Iterator[Callable[[int, str], None]]:
-    """Call what it yields with (done, what to say): a bar in a terminal, a line a minute elsewhere."""
+    """Yields a function of (done, what to say): it moves a bar in a terminal, and prints a line a minute elsewhere."""
     console = Console(stderr=True, highlight=False, quiet=not shown)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     said_at, began, first = time.monotonic(), time.monotonic(), -1
@@ -52,7 +52,7 @@ class Log:
     """`training/log.jsonl`: a line for each step and each evaluation."""
 
     def __init__(self, out: Path, step: int) -> None:
-        """Goes on behind `step`: what a killed run wrote after its last checkpoint is dropped."""
+        """Goes on after `step`: what a killed run wrote after its last checkpoint is dropped."""
         path = out / "training" / "log.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_log(out) if line["step"] <= step]
@@ -81,7 +81,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
 
 @dataclass(slots=True, eq=False)
 class Show:
-    """Turns what the loop says into a bar, log lines and curves."""
+    """Turns what the loop reports into a bar, log lines and curves."""
 
     out: Path
     update: Callable[[int, str], None]
@@ -94,7 +94,7 @@ class Show:
         return Watcher(self._step, self._tau, self._begin, self.stop)
 
     def silent(self) -> Watcher:
-        """Of a process that does not lead."""
+        """The watcher of a process that does not lead."""
         return Watcher(stop=self.stop)
 
     def _begin(self, step: int) -> None:
@@ -126,7 +126,7 @@ def rounded(value: Any) -> Any:
 
 
 def save_curves(out: Path) -> str:
-    """Write training/curves.png from the log; a sentence that says what happened."""
+    """Write training/curves.png from the log. Returns a sentence that says what happened."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,7 @@
 """Where a drafter's weights begin: the target's own last layers, a checkpoint, or random numbers.
 
-The target's layers already turn its features into next tokens. With `fc` the identity on the deepest tap, the
-drafter begins as the end of its target, which reads the layers' own kind of input.
+The target's layers already turn its features into next tokens. With `fc` as the identity on the deepest tap, the
+drafter begins as the last layers of its target, and reads the kind of input that they expect.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> Tr
 
 @torch.no_grad()
 def copy_target(model: TrainableDFlash, target: Target) -> None:
-    """The target's last layers, as many as the drafter has, and `fc` as the identity on the deepest tap."""
+    """Copy the target's last layers, as many as the drafter has, and make `fc` the identity on the deepest tap."""
     hidden = model.config.hidden_size
     model.fc.weight.zero_()
     model.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
@@ -137,8 +137,8 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
 def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
     """Whether the config of a checkpoint and another one differ in what shapes the weights or their meaning."""
     free = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau", "target_mark")
-    if field == "sights":  # to look ahead or not is soon learned
+    if field == "sights":  # whether to look ahead is soon learned
         return [sight.window for sight in one.sights] != [sight.window for sight in other.sights]
     if field == "markov_rank" and not one.markov_rank:
-        return False  # what is not there yet begins by changing nothing
+        return False  # a Markov head that is not there yet begins by changing nothing
     return field not in free and getattr(one, field) != getattr(other, field)

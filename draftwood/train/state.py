@@ -1,7 +1,7 @@
-"""A run on disk: its exact state in one file, and the drafter in z-lab's format for everybody else.
+"""A run on disk: its exact state in one file, and the drafter in z-lab's format for others to load.
 
-The state is weights and their moments in float32 and the step; anchors, order and learning rate are functions
-of the step. Nothing is pickled. It is written atomically, so a kill at any moment leaves a whole one.
+The state holds the weights and their moments in float32, and the step; anchors, order and learning rate are functions
+of the step. Nothing is pickled. The state is written atomically, so that a kill at any moment leaves a whole one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def load_state(out: Path, trainee: Trainee, recipe: Recipe, origin: Mapping[str,
 
 
 def check_state(out: Path, recipe: Recipe, origin: Mapping[str, str]) -> Mapping[str, str] | None:
-    """What the state of the run in `out` says of itself; None if there is none. Raises BadInput as `load_state`."""
+    """The metadata of the state of the run in `out`; None if there is none. Raises BadInput as `load_state`."""
     path = state_path(out)
     if not path.exists():
         return None
@@ -89,7 +89,7 @@ def check_state(out: Path, recipe: Recipe, origin: Mapping[str, str]) -> Mapping
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} is damaged ({error}); delete it to begin anew.") from None
     for what, mark in origin.items():
-        if (theirs := metadata.get(what, mark)) != mark:  # earlier versions had fewer
+        if (theirs := metadata.get(what, mark)) != mark:  # earlier versions had fewer marks
             raise BadInput(
                 f"{path} is a run with another {what} ({theirs} instead of {mark}); name another --out, and its "
                 "folder as --init to go on from its weights."

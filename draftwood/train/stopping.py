@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-ECHO_S = 2.0  # what launchers pass on to processes that the terminal has told already insists on nothing
+ECHO_S = 2.0  # a second signal within this time does not insist: launchers repeat the terminal's to their processes
 
 
 @contextmanager

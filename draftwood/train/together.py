@@ -1,6 +1,7 @@
 """Features of many texts read in one forward, and kept in memory: for a GPU, where a text alone is few tokens.
 
-Texts are read in groups that the data and the room decide: a resumed run with as much room sees the same numbers.
+Texts are read in groups that depend on the data and the free memory: a resumed run with as much memory sees the same
+numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from draftwood.train.shards import Text
 TOKENS = 8192  # of a group, unless a text alone has more
 SHARE = 0.65  # of the device's free memory, at most: training needs the rest
 LOGIT_BYTES = 10  # of a token's logits in bf16, in float32, and of their softmax
-SHARE_BESIDE = 0.4  # of the host's: from there a text's features come in less time than a forward's launches take
+SHARE_BESIDE = 0.4  # of the host's: copying a text's features from there takes less time than a forward's launches
 
 
 class DeviceReader:
-    """Features of texts by their numbers. The first ones that fit under a limit stay on the device and further ones on
-    the host, and are read with their whole group; the others are read with those that are asked for with them."""
+    """Features of texts by their numbers. The first texts that fit under a limit stay on the device, further ones on
+    the host; each is read with its whole group. All others are read each time, with those of the same call."""
 
     def __init__(self, reader: Reader, texts: Sequence[Text], limit: float, beside: float = 0) -> None:
         """`limit` in bytes on the device, `beside` on the host."""
@@ -34,7 +35,8 @@ class DeviceReader:
         lengths = [len(text.tokens) for text in texts]
         unpacked = reader.width + reader.teacher * TEACHER_NUMBERS  # ids and probabilities take twice what rows do
         here = fitting([row_bytes(length, unpacked) for length in lengths], limit)
-        pinned = [1 << (row_bytes(length, reader.width) - 1).bit_length() for length in lengths[here:]]  # so are blocks
+        # Blocks of pinned memory are powers of two.
+        pinned = [1 << (row_bytes(length, reader.width) - 1).bit_length() for length in lengths[here:]]
         kept = here + fitting(pinned, beside)
         made = [*groups(lengths, 0, here), *groups(lengths, here, kept)]
         self._group_of = {i: group for group in made for i in group}
@@ -70,7 +72,7 @@ class DeviceReader:
 
 
 def fitting(sizes: Sequence[int], limit: float) -> int:
-    """How many of the first ones have at most `limit` together."""
+    """How many of the first sizes add up to at most `limit`."""
     return int(np.searchsorted(np.cumsum(sizes), limit, side="right"))
 
 
@@ -100,8 +102,8 @@ def read_together(reader: Reader, texts: Sequence[Text]) -> list[Tensor]:
 def open_features(
     reader: Reader, texts: Sequence[Text], folder: Path, limit: float, taken: float, processes: int
 ) -> DeviceReader | CachedReader:
-    """On a GPU as many as it has room for beside the `taken` bytes of a step stay there, and others on the host, which
-    all `processes` share; else through a cache on disk of at most `limit` bytes."""
+    """On a GPU, as many as fit beside the `taken` bytes of a step stay there, and others stay on the host, which all
+    `processes` share. Elsewhere features go through a cache on disk of at most `limit` bytes."""
     target = reader.target
     if target.device.type == "cuda" and isinstance(target.path, Lean):
         beside = SHARE_BESIDE * (free_bytes(torch.device("cpu")) or 0) / processes

@@ -1,4 +1,4 @@
-"""Rows of texts on their way: each step gives every row a token, and finished rows get the next jobs."""
+"""Rows of texts being written: each step gives every row a token, and finished rows get the next jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from draftwood.train.rows import Rows
 from draftwood.train.shards import Text
 
 AHEAD = 64  # draws of a text that are made at once
-LOOK_EVERY = 16  # tokens between two looks for a loop
+LOOK_EVERY = 16  # tokens between two checks for a loop
 LOOP = 64  # tokens that must repeat themselves
 PERIOD = 16  # longest period of a loop
 FEW = 8  # rows of logits that are drawn from at once on a CPU: more would leave its caches between two passes
-TOGETHER = 16  # this share of the rows is free before prompts are read: one alone reads the weights for few tokens
+TOGETHER = 16  # prompts are read once one row of so many is free: a single one would read the weights for few tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +74,7 @@ class Writing:
     limits: Limits
     template: Template | None = None
     admit: Callable[[], bool] = lambda: True
-    begun: deque[Job] = field(default_factory=deque)  # before all others
+    begun: deque[Job] = field(default_factory=deque)  # jobs that come before all others
     _active: dict[int, Row] = field(default_factory=dict)
 
     @property
@@ -83,11 +83,11 @@ class Writing:
         return sum(len(row.tokens) - row.prompt for row in self._active.values() if not row.job.writes_prompt)
 
     def unfinished(self) -> list[Job]:
-        """What an interrupted run has to go on with."""
+        """The jobs that an interrupted run goes on with."""
         return [row.unfinished() for row in self._active.values()] + list(self.begun)
 
     def texts(self) -> Iterator[Text | None]:
-        """Until the jobs end or `admit` lets none begin any more."""
+        """Finished texts, until the jobs end or `admit` lets none begin any more."""
         while True:
             yield from self._fill()
             if not self._active:
@@ -95,12 +95,12 @@ class Writing:
             places = list(self._active)
             logits = self.rows.step(places, [self._active[place].tokens[-1] for place in places])
             drawn = draw(logits, list(self._active.values()), self.limits.seed)
-            yield None  # a device is at work now
+            yield None  # the device is at work meanwhile
             for place, token in zip(places, drawn.values(), strict=True):
                 yield from self._append(place, token)
 
     def _fill(self) -> Iterator[Text]:
-        """Give free rows jobs, once there are some of them; texts that end with their first token make room again."""
+        """Give jobs to free rows, once enough are free; texts that end with their first token make room again."""
         while len(self._active) <= self.size - max(1, self.size // TOGETHER) and (begun := self._begin()):
             for places in by_length(begun, self.rows.chunk):
                 rows = [self._active[place] for place in places]
@@ -152,7 +152,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Several `Writing` with the same jobs: while a device takes one's step, the host has to do with another's."""
+    """Several `Writing` with the same jobs: while a device runs a step of one, the host works on another's."""
 
     each: list[Writing]
 
@@ -161,7 +161,7 @@ class Turns:
         return sum(writing.under_way for writing in self.each)
 
     def unfinished(self) -> list[Job]:
-        """What all of them have to go on with."""
+        """The jobs that all of them go on with."""
         return [job for writing in self.each for job in writing.unfinished()]
 
     def texts(self) -> Iterator[Text | None]:
@@ -189,7 +189,7 @@ def by_length(prompts: Mapping[int, int], chunk: int) -> Iterator[list[int]]:
 
 
 def draw(logits: Tensor, rows: Sequence[Row], seed: int) -> Mail:
-    """The next token of every row; a draw depends on seed, job and place alone, not on its company."""
+    """The next token of every row; a draw depends on seed, job and place alone, not on other rows."""
     mail = Mail(len(rows), logits.device)
     heat = [row.temperature for row in rows]
     under = [key(seed, row.job.number, len(row.tokens)) if row.temperature > 0 else 0 for row in rows]
@@ -213,7 +213,7 @@ def _draw_hot(logits: Tensor, tokens: Tensor, hot: Sequence[int], heat: Sequence
 
 
 def key(seed: int, job: int, place: int) -> int:
-    """What draws a job's token at this place."""
+    """The key that draws a job's token at this place."""
     return _keys(seed, job, place // AHEAD)[place % AHEAD]
 
 
@@ -228,7 +228,7 @@ def hash_of(seed: int, job: int) -> int:
 
 
 def loop_end(tokens: Sequence[int], prompt: int) -> int | None:
-    """Where a text that has begun to repeat itself is cut: behind two periods. None if it does not."""
+    """Where a text that has begun to repeat itself is cut: after two periods. None if it does not repeat itself."""
     tail = tokens[max(prompt, len(tokens) - LOOP) :]
     if len(tail) < LOOP:
         return None
