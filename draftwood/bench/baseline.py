@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TokenClock:
-    """A streamer for `generate` that only notes when each token was there."""
+    """A streamer for `generate` that only notes when each token came."""
 
     times: list[float] = field(default_factory=list)  # of the prompt, then of every token
     ended: float = 0.0
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transformers:
-    """A target's model as transformers users have it: usual attention, weights as they were loaded."""
+    """A target's model as users of transformers run it: its usual attention, weights as they were loaded."""
 
     llm: LLM
     copy: Any = None  # None: the target's own model can be lent with its usual attention
@@ -64,8 +64,8 @@ class Transformers:
     def generate(self, prompt: str | Messages, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Answer:
         """`model.generate`, greedy at temperature 0, else plain sampling.
 
-        Stop tokens are those of the other methods; penalties and cut-offs that the model's generation config
-        may bring are switched off, as they are there. The random state of torch is left as it was.
+        Stop tokens are those of the other methods. Penalties and cut-offs that the model's generation config may bring
+        are switched off, as the other methods do. The random state of torch is left as it was.
         """
         device, stops = self.llm.target.device, sorted(self.llm.stop_ids)
         ids = torch.tensor([self.llm.encode(prompt)], device=device)

@@ -1,7 +1,8 @@
 """What recorded drafts know after a sibling was taken: the question on which marginal trees fail.
 
-At each node that the text goes through, its heaviest child is right or not. Counted apart: nodes reached through
-heaviest children alone (the spine), and those behind a sibling of one, for which independent marginals were not made.
+At each node that the text goes through, its heaviest child is right or not. Two kinds of nodes are counted apart: those
+reached through heaviest children alone (the spine), and those after a sibling of one, for which independent marginals
+were not made.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def branches(answers: Iterable[Answer]) -> dict[str, Branch]:
 
 
 def follow(tree: Tree, text: Sequence[int], found: dict[str, Branch]) -> None:
-    """Count along `text`, as far as the tree goes along; the root itself is not behind anything."""
+    """Count along `text`, as far as the tree follows it. The root is not counted: it comes after neither kind."""
     children: dict[int, list[int]] = {}  # heaviest first, as trees are best first
     for node, parent in enumerate(tree.parents.tolist()):
         children.setdefault(parent, []).append(node)
     node, spine = 0, True
     for token in text:
         below = children.get(node, [])
-        if node and below:  # a leaf, where a budget or a depth ended, says nothing
+        if node and below:  # a leaf says nothing: its tree's budget or depth ended there
             branch = found["spine" if spine else "sibling"]
             branch.nodes += 1
             branch.right += int(tree.tokens[below[0]]) == token

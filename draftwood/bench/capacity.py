@@ -1,8 +1,8 @@
 """`draftwood simulate --users`: recorded drafts replayed for many users at once, through the engine's own batch loop.
 
-Each user asks one recorded prompt after the other and reads what is written. The batch decides whom to draft for and
-shares the nodes as it does in the engine; only the target and the clock are replaced, by the recorded text and by
-modelled seconds. Prompts cost nothing here: they are in the cache already.
+Each user asks one recorded prompt after the other and gets its recorded text. The batch decides for which users to
+draft and shares the nodes among them, as in the engine; only the target is replaced, by the recorded text, and the
+clock, by modelled seconds. Prompts cost nothing here: they are in the cache already.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from draftwood.simulate import Script
 from draftwood.trace import Round
 from draftwood.tree import matched
 
-ANSWERS_EACH = 2  # of every user
+ANSWERS_EACH = 2  # for every user
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """Modelled seconds in the place of a latency model that learns: nothing was timed, so there is nothing to learn."""
+    """Modelled seconds instead of a latency model that learns: nothing is timed, so there is nothing to learn."""
 
     modelled: Modelled
 
@@ -63,7 +63,7 @@ class Priced:
 
 
 def prices(machine: Hardware, sizes: Footprint, draft: Callable[[int], Work], more: int = 0) -> Callable[[int], Priced]:
-    """What rounds of so many users cost, each with `more` tokens of context: weights are read once for all."""
+    """What rounds of so many users cost, each with `more` tokens of context: weights are read once for all users."""
     made: dict[int, Priced] = {}
 
     def of(users: int) -> Priced:
@@ -92,7 +92,7 @@ class Recorded:
     run: int = 0  # tokens of the target
     batches: int = 0
     _parts: Sequence[Part] = ()
-    _round: dict[str, float] = field(default_factory=dict)  # modelled seconds of the one under way, by verb
+    _round: dict[str, float] = field(default_factory=dict)  # modelled seconds of the current one, by verb
 
     ahead = False
     widths = None
@@ -151,7 +151,7 @@ class Recorded:
         self.run, self.batches = self.run + width, self.batches + 1
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
-        # Not what it took here: who learns from it is to hear of the modelled machine.
+        # Modelled seconds, not those of this process: what learns from them is to learn about the modelled machine.
         clock.seconds, clock.exposed = self._round, self._round["commit"]
         verdicts: list[Verdict | None] = []
         for part in self._parts:
@@ -166,7 +166,7 @@ class Recorded:
 def replay_load(policy: Policy, texts: Sequence[Script], price: Callable[[int], Priced], users: int) -> Recorded:
     """Run users side by side, each for `ANSWERS_EACH` answers or until every text was written; no user waits."""
     rounds = Recorded(price)
-    batch = Batch(rounds, policy.n_max > 0, price)  # type: ignore[arg-type]  # of a latency model it asks these alone
+    batch = Batch(rounds, policy.n_max > 0, price)  # type: ignore[arg-type]  # it uses no other part of a latency model
     models: dict[float, AcceptanceModel] = {}
     queue = islice(cycle(texts), max(ANSWERS_EACH * users, len(texts)))
     while True:
@@ -174,7 +174,7 @@ def replay_load(policy: Policy, texts: Sequence[Script], price: Callable[[int], 
             request = _request(policy, script, models.setdefault(script.answer.temperature, AcceptanceModel()))
             rounds.scripts[request] = script
             batch.join(request)
-        if len(batch.requests) < users:  # the last ones have more of the machine than a user has
+        if len(batch.requests) < users:  # the last requests have more of the machine than one user would
             return rounds
         batch.round()
 

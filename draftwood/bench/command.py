@@ -27,7 +27,7 @@ from draftwood.flags import (
 )
 from draftwood.terminal import hide_progress_bars, load
 
-PARTS = ("gpu", "grid", "serve")  # as in "bench gpu": commands of their own, whose flags are others
+PARTS = ("gpu", "grid", "serve")  # as in "bench gpu": commands of their own, with other flags
 
 
 def add_to(app: typer.Typer) -> None:
@@ -61,7 +61,7 @@ def bench(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for rounds.jsonl and summary.json.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Record what was drafted, too; needs --out.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Also record what was drafted; needs --out.")] = False,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
 ) -> None:
@@ -106,7 +106,7 @@ def bench_gpu(
         bool, typer.Option("--with-smollm2", help="Also SmolLM2-135M with its real weights and drafter.")
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds; what is left then is done by the same command later. Needs --out.")
+        float | None, typer.Option(help="Seconds; the same command does the rest later. Needs --out.")
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -114,7 +114,7 @@ def bench_gpu(
     out: Annotated[Path | None, typer.Option(help="Folder for groups.jsonl, summary.json and gpu.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the summary, no tables.")] = False,
 ) -> None:
-    """Or "bench gpu": what a round takes of a device, part by part beside its roofline; no weights, no network."""
+    """Or "bench gpu": how long each part of a round takes on a device, beside its roofline; no weights, no network."""
     numbers = [parse_numbers(name, text) for name, text in (("widths", widths), ("contexts", contexts))]
     from draftwood.bench.gpu.options import GpuOptions
 
@@ -143,7 +143,7 @@ def bench_serve(
     concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,2,4,8,16,32",
     policies: Policies = "bastion,ddtree:8",
     prompts: Prompts = None,
-    turns: Annotated[int, typer.Option(help="Answers of each user, at least; 32 of all.")] = 2,
+    turns: Annotated[int, typer.Option(help="Answers of each user, at least; at least 32 of all users.")] = 2,
     repeats: Annotated[int, typer.Option(help="Passes of each method.")] = 3,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 0.0,
@@ -156,7 +156,7 @@ def bench_serve(
     out: Annotated[Path | None, typer.Option(help="Folder for summary.json.")] = None,
     seed: Seed = 0,
 ) -> None:
-    """Or "bench serve": many users at once, in all and for each of them, against plain batched decoding."""
+    """Or "bench serve": speed with many users, together and for each of them, against plain batched decoding."""
     loads = parse_numbers("concurrency", concurrency)
     from rich.console import Console
 
@@ -172,13 +172,15 @@ def bench_serve(
 
 
 def bench_grid(
-    out: Annotated[Path, typer.Option(help="Folder; its cells are measured again only if open, with a higher --most.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder; its cells are measured again only if undecided, with a higher --most.")
+    ],
     prompts: Prompts = None,
     more: More = None,
     limit: Annotated[int, typer.Option(help="Prompts of a cell.")] = 8,
-    most: Annotated[int | None, typer.Option(help="Prompts of a cell that fewer leave open.")] = None,
+    most: Annotated[int | None, typer.Option(help="Most prompts of a cell that fewer leave undecided.")] = None,
     max_new_tokens: MaxNewTokens = 64,
-    cells: Annotated[int | None, typer.Option(help="Measure only so many cells, missing or open.")] = None,
+    cells: Annotated[int | None, typer.Option(help="Measure only so many cells, missing or undecided.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Every context in every cell, not in turn.")] = False,
     target: Target = None,
     drafter: Drafter = None,
@@ -209,9 +211,15 @@ def simulate(
     target_config: Annotated[
         str | None, typer.Option(help="qwen3-4b, qwen3-8b, llama-3.1-8b or a config.json; none: as recorded.")
     ] = None,
-    users: Annotated[str, typer.Option(help="Also many users at once, each number for itself: 1,8,32.")] = "",
-    context: Annotated[int, typer.Option(min=0, help="Tokens of context of each user besides what was recorded.")] = 0,
-    price: Annotated[float | None, typer.Option(help="Of the machine for an hour: what a million tokens cost.")] = None,
+    users: Annotated[
+        str, typer.Option(help="Also simulate this many users at once, comma-separated, such as 1,8,32.")
+    ] = "",
+    context: Annotated[
+        int, typer.Option(min=0, help="Tokens of context that each user has besides the recorded ones.")
+    ] = 0,
+    price: Annotated[
+        float | None, typer.Option(help="Price of the machine for an hour, to tell what a million tokens cost.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for simulation.json and pareto.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Nothing but the figures, no tables.")] = False,
 ) -> None:
@@ -220,7 +228,7 @@ def simulate(
     if min(numbers, default=1) < 1 or (price is not None and price <= 0):
         raise BadInput("--users and --price must be positive.")
     if not numbers and (context or price is not None):
-        raise BadInput("--context and --price are of many users; give --users, too, such as --users 1,8.")
+        raise BadInput("--context and --price belong to many users; give --users, too, such as --users 1,8.")
     from draftwood.bench.loads import Crowd
     from draftwood.bench.simulation import run_simulation
 
@@ -229,7 +237,7 @@ def simulate(
 
 
 def report(folder: Annotated[Path, typer.Argument(help="What bench --trace --out wrote.")]) -> None:
-    """Draw the figures of a benchmark: PNGs, and one page that holds them all."""
+    """Draw the figures of a benchmark: PNGs, and one page with all of them."""
     from draftwood.bench.page import run_report
 
     print(run_report(folder))

@@ -1,10 +1,10 @@
-"""`draftwood bench serve`: several requests at once. Speed in all and for each user, beside plain batched decoding.
+"""`draftwood bench serve`: several requests at once. Speed of all and of each user, beside plain batched decoding.
 
-At every load the methods answer the same prompts in one process, each in a room of its own, a token each in turn,
-so that a machine's moods are shared. So many seats are taken all the time as there are users: where an answer ends the
-next prompt sits down. The first answers are cut at different lengths, so that seats do not change hands together, and
-the clock starts when they are over: no beginning and no emptying room is measured. Plain decoding runs without a
-drafter and without its taps.
+At every load (a number of users) the methods answer the same prompts in one process. Each method has a room of its own,
+and they take turns of a token for each user, so that the machine's changing speed affects all alike. A room has as many
+seats as there are users, and all are taken all the time: when an answer ends, the next prompt takes its seat. The first
+answers are cut at different lengths, so that seats do not change hands together. The clock starts when these are over:
+neither the beginning nor an emptying room is measured. Plain decoding runs without a drafter and without its taps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from draftwood.request import Request
 from draftwood.sampling import Sampling
 
 LEAST_OF_PLAIN = 0.97
-LEAST_ANSWERS = 32  # of a pass: the prompts that are read in one are a whole number, and of 8 one takes 4 % of the time
+LEAST_ANSWERS = 32  # of a pass: passes may read one prompt more or less, and of 8 prompts one takes 4 % of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What came out for one method at one load; ratios are medians over the repeats, each against its neighbour."""
+    """The figures of one method at one load; a ratio is the median of those to plain decoding in each repeat."""
 
     users: int
     method: str
@@ -104,12 +104,12 @@ def run_crowd(llm: LLM, options: CrowdOptions, console: Console) -> dict[str, An
 
 
 def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """One of each data set in turn: a small crowd, too, asks a bit of everything."""
+    """One prompt of each data set in turn, so that a small crowd, too, asks a bit of everything."""
     return [prompt for row in zip_longest(*by_dataset(prompts).values()) for prompt in row if prompt is not None]
 
 
 class Crowd:
-    """An engine for each method, which learns for itself."""
+    """An engine for each method; each learns for itself."""
 
     def __init__(self, llm: LLM, methods: Sequence[str], options: CrowdOptions) -> None:
         self._llm, self._options = llm, options
@@ -135,7 +135,7 @@ class Crowd:
         return [summed(users, method, passes[method], passes[PLAIN]) for method in methods]
 
     def rooms(self, users: int, prompts: Sequence[Sequence[int]], seed: int) -> dict[str, Room]:
-        """Every method until all have had their answers' worth of tokens; `seed` shuffles who is next."""
+        """Run every method until all have written their answers' worth of tokens; `seed` shuffles their turns."""
         rooms = {
             method: Room(engine, users, prompts, self._llm.stop_ids, self._options)
             for method, engine in self._engines.items()
@@ -144,13 +144,13 @@ class Crowd:
         for method, goal in turns(list(rooms), share, seed):
             rooms[method].run(users * goal)
         for method, room in rooms.items():
-            room.close()  # the next one has the same texts, which nobody may know by heart
+            room.close()  # the next pass has the same texts, which no drafter may have learned
             self._engines[method] = self._engines[method].fresh()
         return rooms
 
 
 class Room:
-    """One method's seats. Its clock runs while it is its turn."""
+    """One method's seats. Its clock runs only during its turns."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Room:
         self.heard = Heard(users)
 
     def run(self, tokens: int) -> None:
-        """Rounds until so many tokens were heard."""
+        """Run rounds until so many tokens were counted."""
         self._engine.tap()
         while self.heard.tokens < tokens:
             start = time.perf_counter()
@@ -187,12 +187,12 @@ class Room:
 
 
 def length(seat: int, users: int, longest: int) -> int:
-    """How long an answer may be: the first ones have all lengths, the later ones the whole."""
+    """How long an answer may be: lengths of the first answers are spread out, later ones have the whole length."""
     return max(2, longest * (1 + seat) // users) if seat < users else longest
 
 
 class Heard:
-    """What comes out of a batch, counted from when as many answers are over as there are seats."""
+    """What a batch writes, counted from when as many answers have ended as there are seats."""
 
     def __init__(self, users: int) -> None:
         self.tokens = 0
@@ -203,7 +203,7 @@ class Heard:
         self._widths: list[int] = []
 
     def take(self, steps: Mapping[Request, Step], seconds: float) -> None:
-        """What a round of `seconds` gave."""
+        """Count what a round of `seconds` wrote."""
         self._now += seconds
         for request in steps:
             self._first.setdefault(request, self._now)
@@ -227,7 +227,7 @@ class Heard:
 
 
 def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass]) -> Load:
-    speeds = [speed for one in passes for speed in one.users] or [float("nan")]  # no answer may end meanwhile
+    speeds = [speed for one in passes for speed in one.users] or [float("nan")]  # it may be that no answer ended
     return Load(
         users,
         method,
@@ -241,7 +241,7 @@ def summed(users: int, method: str, passes: Sequence[Pass], plain: Sequence[Pass
 
 def table(loads: Sequence[Load], methods: Sequence[str]) -> Table:
     """A row for each load; a ratio below the promise is marked."""
-    shown = Table(title="tokens/s in all · of a user · over plain")
+    shown = Table(title="tokens/s of all · of a user · over plain")
     shown.add_column("users", justify="right")
     for method in methods:
         shown.add_column(method, justify="right")

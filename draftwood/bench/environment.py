@@ -22,7 +22,7 @@ PACKAGES = ("draftwood", "torch", "transformers", "tokenizers", "numpy", "datase
 
 
 def environment() -> dict[str, Any]:
-    """A JSON-ready record; None for what this system does not tell."""
+    """A JSON-ready record; None for what this system does not report."""
     return {
         "command": shlex.join([*program(), *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": processor(),
         "cores": usable(),
-        "cores_of_others": load().others(),  # in the mean, since this process began to compute
+        "cores_of_others": load().others(),  # on average, since this process began to compute
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "memory_bytes": memory_bytes(),
@@ -50,7 +50,7 @@ def program() -> list[str]:
 def commit(checkout: Path) -> str | None:
     """The commit that `checkout` is at, `+changes` if files differ; None unless it is a repository itself.
 
-    An installed package may lie inside somebody else's repository, whose commit would mean nothing.
+    An installed package may lie inside another project's repository, whose commit would mean nothing.
     """
     if not (checkout / ".git").exists():
         return None
@@ -75,7 +75,7 @@ def installed(package: str) -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """What this process may use, where the system tells."""
+    """What this process may use, where the system reports it."""
     if sys.platform == "win32":
         return None
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -88,7 +88,7 @@ def gpu(index: int) -> dict[str, Any]:
 
 
 def peak_memory() -> dict[str, int | None]:
-    """The most bytes this process has had: resident, and on the GPU."""
+    """The most bytes that this process has used: resident, and on the GPU."""
     return {
         "peak_resident_bytes": peak_resident_bytes(),
         "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,

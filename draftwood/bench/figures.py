@@ -1,4 +1,4 @@
-"""What all figures share: a size, a dash and a marker for each line so that grey prints stay readable, a file."""
+"""What all figures share: a size, dashes and markers that keep lines apart in grey prints, and files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def save_figure(path: Path, draw: Callable[[Axes], None]) -> None:
 
 
 def save_figures(folder: Path, drawings: Mapping[str, Callable[[Axes], None]]) -> str:
-    """A PNG for each name; returns a sentence that says what happened, for without matplotlib there are none."""
+    """Write a PNG for each name. Returns a sentence that says what happened: without matplotlib there are none."""
     try:
         for name, draw in drawings.items():
             save_figure(folder / f"{name}.png", draw)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def frontier(cells: Sequence[Cell]) -> list[Cell]:
-    """Those that no other beats in both speed and work, by rising work."""
+    """The cells that no other one beats in both speed and work, by rising work."""
     best: list[Cell] = []
     for cell in sorted(cells, key=lambda c: (c.work, -c.speedup)):
         if not best or cell.speedup > best[-1].speedup:

@@ -51,7 +51,7 @@ class Story:
 
     @cached_property
     def measured(self) -> list[str]:
-        """Policies that were really run, plain decoding first; the recording itself is none of them."""
+        """Policies that were really run, plain decoding first, without the recording itself."""
         names = dict.fromkeys(a.policy for a in self.trace.answers)
         return sorted((n for n in names if n != RECORD), key=lambda name: name != PLAIN)
 
@@ -65,7 +65,7 @@ class Story:
 
     @property
     def context(self) -> int:
-        """The median of all rounds."""
+        """The median context of all rounds."""
         return int(np.median([r.context for a in self.trace.answers for r in a.rounds] or [0]))
 
     def rounds(self, name: str) -> list[Round]:
@@ -147,16 +147,16 @@ def draw_budgets(axes: Axes, story: Story) -> None:
 
 
 def _priced(axes: Axes, values: Mapping[int, float], last: int, style: Mapping[str, Any], label: str) -> None:
-    """A line, hollow behind the `last` place that a round ran at."""
+    """A line whose markers are hollow beyond `last`, the last place that a round ran at."""
     axes.plot(list(values), list(values.values()), **style, label=label)
     unseen = {at: value for at, value in values.items() if at > last}
     if unseen:
         hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
-        axes.plot(list(unseen), list(unseen.values()), **hollow, label="extrapolated: none as wide ran")
+        axes.plot(list(unseen), list(unseen.values()), **hollow, label="extrapolated: no round as wide ran")
 
 
 def oracle(story: Story) -> float:
-    """Tokens per second if every data set ran its own best fixed budget, known afterwards."""
+    """Tokens per second if every data set ran its own best fixed budget, chosen afterwards."""
     tokens = seconds = 0.0
     for name in story.datasets():
         own = [script for script in story.texts if script.answer.dataset == name]
@@ -167,7 +167,7 @@ def oracle(story: Story) -> float:
 
 
 def draw_latency(axes: Axes, story: Story) -> None:
-    """BASTION's figure 7: verification as measured, by counted work alone, and as learned."""
+    """BASTION's figure 7: verification as measured, as predicted from counted work alone, and as learned."""
     found: dict[int, list[float]] = {}
     for answer in story.trace.answers:
         for r in answer.rounds:
@@ -207,7 +207,7 @@ def draw_errors(axes: Axes, story: Story) -> None:
 
 
 def prediction_series(trace: Trace, rounds: Sequence[Round]) -> dict[str, list[float]]:
-    """|predicted / measured - 1| of the later half: by counted work, by a model frozen after the first, and online."""
+    """|predicted / measured - 1| of the later half: by counted work, by a model frozen after the first half, online."""
     sizes, draft = recorded_work(trace)
     prior, frozen, online = (LatencyModel(recorded_machine(trace), sizes.work, draft) for _ in range(3))
     half = len(rounds) // 2
@@ -230,7 +230,7 @@ def draw_confidence(axes: Axes, story: Story) -> None:
         axes.plot(
             found.said, found.happened, **style, label=f"{label}: error {found.error:.4f} (chance: {found.chance:.4f})"
         )
-    axes.set_xlabel("path probability as said")
+    axes.set_xlabel("path probability as predicted")
     axes.set_ylabel("share of these paths that were accepted")
     axes.set_aspect("equal")
     axes.legend(fontsize="small")
@@ -256,7 +256,7 @@ def draw_positions(axes: Axes, story: Story) -> None:
     one = styles()
     for label, rates in positions(story).items():
         axes.plot(range(1, 1 + len(rates)), rates, **next(one), label=label)
-    axes.set_xlabel("position behind the root")
+    axes.set_xlabel("position after the root")
     axes.set_ylabel("share of tokens accepted, where all before were")
     axes.set_ylim(0, 1.03)  # or a share of 1 would lie on the frame
     axes.set_xticks(range(1, 1 + max(map(len, positions(story).values()), default=1)))
@@ -273,8 +273,8 @@ def positions(story: Story) -> Mapping[str, list[float]]:
 
 
 def conditional(rounds: Sequence[Round]) -> Iterator[float]:
-    """Share of the rounds accepted up to a position, and with nodes beyond it, that went on: as long as there are
-    enough."""
+    """For each position, of the rounds that were accepted up to it and have nodes beyond it, the share that went on; as
+    long as there are enough rounds."""
     for d in count():
         went_on = [r.accepted > d for r in rounds if r.accepted >= d and r.depths.max(initial=0) > d]
         if len(went_on) < LEAST_ROUNDS:

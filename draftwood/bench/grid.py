@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 TEMPERATURES, CONTEXTS = (0.0, 0.7, 1.0), (128, 2048, 6144)
 DRAFTERS = {"good": 0.0, "weakened": 0.5, "random": 1.0}  # share of depths whose candidates are not the drafter's own
-EARLIER = 4  # texts of the set that ships that an earlier process answered
-SIEVE, NEAR = 2, 0.9  # prompts after which fixed budgets below that share of the best one are left out
+EARLIER = 4  # prompts of the packaged set that an earlier process has answered
+SIEVE, NEAR = 2, 0.9  # after so many prompts, fixed budgets below this share of the best one are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,20 @@ class GridOptions:
     prompts: Sequence[str] = ()  # sets: files or names
     limit: int = 8  # prompts of a cell
     max_new_tokens: int = 64
-    cells: int | None = None  # only the first so many that are missing or open
+    cells: int | None = None  # only the first so many that are missing or undecided
     full: bool = False  # every context in every cell, three times as many
     seed: int = 0
-    most: int | None = None  # prompts of a cell of which fewer leave open whether it holds; None: no more
+    most: int | None = None  # prompts of a cell, if fewer leave undecided whether it holds; None: no more than `limit`
 
     def __post_init__(self) -> None:
         if min(self.limit, 1 if self.cells is None else self.cells) < 1 or self.max_new_tokens < 2:
             raise BadInput("--limit and --cells must be 1 or more, --max-new-tokens 2 or more.")
         if self.most is not None and self.most < self.limit:
-            raise BadInput(f"--most {self.most} is below --limit {self.limit}; give it as many prompts or more.")
+            raise BadInput(f"--most {self.most} is below --limit {self.limit}; give as many prompts or more.")
 
 
 def places(datasets: Sequence[str], full: bool) -> list[Place]:
-    """Every data set × temperature × drafter; contexts in turn, so that each meets each, or all of them if `full`."""
+    """Every data set × temperature × drafter, with one context each in turn, so that each meets each; all if `full`."""
     found = []
     for d, dataset in enumerate(datasets):
         for t, temperature in enumerate(TEMPERATURES):
@@ -83,7 +83,7 @@ def places(datasets: Sequence[str], full: bool) -> list[Place]:
 
 
 def lengthened(ids: Sequence[int], filler: Sequence[int], context: int) -> list[int]:
-    """`context` tokens that end with the prompt, or the prompt itself if it is longer."""
+    """`context` tokens that end with the prompt, filled up from `filler`; the prompt alone if it is longer."""
     missing = context - len(ids)
     if missing <= 0 or not filler:
         return list(ids)
@@ -105,8 +105,8 @@ def worsened(llm: LLM, share: float) -> Drafter | None:
 
 
 def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int) -> list[Prompt]:
-    """Prompts that are not asked in a data set's cells, its own first: nobody's context is a few prompts over and over,
-    where an n-gram drafter finds each prompt again, followed by another one."""
+    """Prompts that are not asked in a data set's cells, its own first. Contexts are filled with them: in a few prompts
+    over and over an n-gram drafter would find each prompt again, followed by another one."""
     own = list(sets[dataset])
     return [*own[limit:], *(p for name, others in sets.items() if name != dataset for p in others)] or own
 
@@ -114,7 +114,7 @@ def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int) -> li
 def measure_cell(
     llm: LLM, place: Place, prompts: Sequence[Prompt], ahead: Sequence[Prompt], options: GridOptions
 ) -> Cell:
-    """All methods on all prompts, none of them always first. Those `ahead` make contexts long."""
+    """Run all methods on all prompts, none of them always first. The prompts `ahead` make contexts long."""
     start = time.perf_counter()
     methods = (PLAIN, OURS, NEW, *(FIXED_ON_GPU if llm.target.device.type == "cuda" else FIXED))
     ran = engines(llm, place, methods)
@@ -148,7 +148,7 @@ def measure_cell(
 
 
 def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str, Engine]:
-    """Without the fixed budgets that are far from the best of them so far."""
+    """The methods without the fixed budgets that are far below the best one so far."""
     rates = {method: rate(totals[method]) for method in budgets(totals)}
     least = NEAR * max(rates.values())
     return {method: engine for method, engine in ran.items() if rates.get(method, least) >= least}
@@ -157,9 +157,10 @@ def sieved(ran: Mapping[str, Engine], totals: Mapping[str, Totals]) -> dict[str,
 def summarize(
     place: Place, totals: dict[str, Totals], rounds: Sequence[Round], seconds: float, seed: int, limit: int
 ) -> Cell:
-    """What came out; speeds are those of the first `limit` prompts, which all answered but budgets far from the best.
+    """The figures of a cell. Speeds are over the first `limit` prompts, which all methods answered, except budgets that
+    were far below the best.
 
-    The best budget is the one that `OURS` is least ahead of, of those that so many prompts, or all, were asked of.
+    The best budget is the one that `OURS` is least ahead of, among those that answered all of these prompts.
     """
     fixed = {method: over(totals, method, seed) for method in budgets(totals) if totals[method][:limit].all()}
     best = min(fixed, key=lambda method: fixed[method][0])
@@ -178,14 +179,14 @@ def summarize(
 
 
 def over(totals: Mapping[str, Totals], method: str, seed: int) -> tuple[float, tuple[float, float] | None]:
-    """`OURS` over a method, of the prompts that both answered, and the interval."""
+    """`OURS` over a method, on the prompts that both answered, and the interval."""
     both = totals[method].all(1)
     ours, theirs = totals[OURS][both], totals[method][both]
     return speedup(ours, theirs), bootstrap(ours, theirs, seed)
 
 
 def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int) -> dict[str, Engine]:
-    """`OURS`, and the methods of which intervals leave open on which side of its bound it is."""
+    """`OURS`, and the methods whose interval leaves undecided on which side of its bound the ratio lies."""
     bounds = {PLAIN: LEAST_OF_PLAIN, **dict.fromkeys(budgets(ran), LEAST_OF_FIXED)}
 
     def is_open(method: str) -> bool:
@@ -200,8 +201,8 @@ def rate(total: Totals) -> float:
 
 
 def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) -> list[Cell]:
-    """Measure what is missing, or open where more prompts may be asked by now, and write groups.jsonl, grid.json and
-    README.md into `options.out`."""
+    """Measure cells that are missing, or undecided while more prompts are allowed now, and write groups.jsonl,
+    grid.json and README.md into `options.out`."""
     check_writable(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
@@ -209,7 +210,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
         raise BadInput("There are no prompts; name data sets or files with --prompts.")
     llm = load()
     if llm.drafter is None:
-        raise BadInput("There is no drafter, and the grid compares what one brings; name one with --drafter.")
+        raise BadInput("There is no drafter, but the grid measures what one brings; name one with --drafter.")
     results = Results(options.out, conditions(llm, whole, options))
     try:
         done = {cell.place: cell for cell in map(Cell.of_json, results.rows())}
@@ -219,7 +220,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     todo = [place for place in places(list(sets), options.full) if place not in settled]
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
-        console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window: left out.")
+        console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window and are left out.")
     for number, place in enumerate(usable[: options.cells], 1):
         ahead = beside(whole, place.dataset, len(sets[place.dataset]))
         cell = measure_cell(llm, place, sets[place.dataset], ahead, options)

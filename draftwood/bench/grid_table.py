@@ -15,7 +15,7 @@ from draftwood.bench.environment import environment
 from draftwood.bench.records import writing
 from draftwood.bench.stats import PLAIN, jsonable
 
-OURS, NEW = "bastion", "bastion, first use"  # after an earlier process, and where there was none
+OURS, NEW = "bastion", "bastion, first use"  # with what an earlier process learned, and without
 FIXED = ("ddtree:2", "ddtree:4", "ddtree:8", "ddtree:16")
 FIXED_ON_GPU = ("ddtree:8", "ddtree:16", "ddtree:32", "ddtree:64")  # where a wider forward costs little
 LEAST_OF_PLAIN, LEAST_OF_FIXED = 0.97, 0.98
@@ -37,10 +37,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came out: tokens per second by method, and `bastion` over the two that it is held to."""
+    """The figures of a cell: tokens per second by method, and `bastion` over the two that it must not fall behind."""
 
     place: Place
-    tokens_per_s: dict[str, float]  # of the first prompts; of a budget that was left out, of fewer
+    tokens_per_s: dict[str, float]  # over the first prompts; over fewer for a budget that was left out
     of_plain: float
     of_plain_interval: tuple[float, float] | None
     best_fixed: str
@@ -48,7 +48,7 @@ class Cell:
     of_fixed_interval: tuple[float, float] | None
     drafted: float  # share of bastion's rounds
     seconds: float
-    widths: dict[int, int] = field(default_factory=dict)  # bastion's, tokens with the root -> rounds
+    widths: dict[int, int] = field(default_factory=dict)  # bastion's: tokens, the root included -> rounds
     prompts: int = 0  # that were asked
     paused: float = 0.0  # share of the rounds' time that was left out, see `race.PAUSE`
 
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def is_open(self) -> bool:
-        """Whether an interval leaves open if it holds."""
+        """Whether an interval leaves undecided if the cell holds."""
         return leaves_open(self.of_plain_interval, LEAST_OF_PLAIN) or leaves_open(
             self.of_fixed_interval, LEAST_OF_FIXED
         )
@@ -74,13 +74,13 @@ class Cell:
 
 
 def leaves_open(bounds: Sequence[float] | None, least: float) -> bool:
-    """Whether an interval, none if there is one prompt, has both sides of `least`."""
+    """Whether an interval (None if there is one prompt) lies on both sides of `least`."""
     low, high = bounds or (0.0, inf)
     return low < least <= high
 
 
 def budgets(methods: Iterable[str]) -> list[str]:
-    """The fixed ones of these methods."""
+    """The fixed budgets among these methods."""
     return [method for method in methods if method not in (PLAIN, OURS, NEW)]
 
 
@@ -93,14 +93,14 @@ def write_table(out: Path, cells: Sequence[Cell]) -> None:
 
 
 def page(cells: Sequence[Cell]) -> Iterator[str]:
-    """All of it in Markdown."""
+    """All tables in Markdown."""
     yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
     yield ""
     fixed = ", ".join(budgets(cells[0].tokens_per_s))
     yield (
         f"`{OURS}` over plain decoding without a drafter (at least {LEAST_OF_PLAIN}) and over the best of "
         f"{fixed} found afterwards (at least {LEAST_OF_FIXED}), with 95 % intervals over prompts. "
-        f"What drafting brings it knows from other texts, as from an earlier process; `{NEW}` knows nothing of it. "
+        f"It has learned from other texts, as in an earlier process, what drafting brings; `{NEW}` has not. "
         f"The machine's pauses are left out: {np.mean([c.paused for c in cells]):.2%} of the time, "
         f"{max(c.paused for c in cells):.2%} of one cell's."
     )
@@ -126,7 +126,7 @@ def by_drafter(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def by_method(cells: Sequence[Cell]) -> Iterator[str]:
-    """What each method alone comes to, by the first prompts of each cell: further ones are asked of some only."""
+    """The figures of each method, over the first prompts of each cell: only some methods get further ones."""
     yield f"| in all cells, by their first prompts | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
     yield "|---|---|---|"
     for method in (OURS, NEW, *budgets(cells[0].tokens_per_s)):
@@ -135,7 +135,7 @@ def by_method(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def every_cell(cells: Sequence[Cell]) -> Iterator[str]:
-    """The worst first."""
+    """A row for each cell, the worst first."""
     heads = "data set, T, drafter, context, prompts, plain tokens/s, × plain, best fixed, × it, drafted, holds"
     yield f"| {heads.replace(', ', ' | ')} |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"

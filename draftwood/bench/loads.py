@@ -1,4 +1,4 @@
-"""Who uses a machine, and what they get of it: the flags and the figures of `draftwood simulate --users`."""
+"""How many users share a machine, and what they get: the flags and the figures of `draftwood simulate --users`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from draftwood.bench.report import new_table, number, percent
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who uses a machine."""
+    """The users of a machine."""
 
-    users: Sequence[int] = ()  # at once, each number for itself
+    users: Sequence[int] = ()  # how many at once; each number is simulated by itself
     context: int = 0  # tokens that each user has besides what was recorded
     price: float | None = None  # of the machine for an hour, in the reader's currency
 
@@ -38,7 +38,7 @@ class Load:
     drafted: float  # share of the users' rounds
     gib: float  # weights of target and drafter, keys and values at their longest
     cost: float  # of a million tokens; NaN without a price
-    measured: float  # tokens per second when the trace was made; NaN if that was not so
+    measured: float  # tokens per second when the trace was made; NaN if this was not run there
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Load.__slots__}

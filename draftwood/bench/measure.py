@@ -37,7 +37,7 @@ Finished = Callable[[Sequence[Run]], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every method is asked for alike."""
+    """What all methods are asked for."""
 
     max_new_tokens: int = 128  # per turn
     temperature: float = 0.0
@@ -87,7 +87,7 @@ class Summary:
 
 
 def drafters_compared(runs: Sequence[Run], methods: Mapping[str, Method], seed: int) -> dict[str, dict[str, Any]]:
-    """Each method over the one with the same policy and the first drafter: of all prompts and of each data set's."""
+    """Each method over the one with the same policy and the first drafter: on all prompts and on each data set's."""
     first = {method.policy: name for name, method in reversed(list(methods.items()))}
     pairs = [(name, first[method.policy]) for name, method in methods.items() if first[method.policy] != name]
     sets: dict[str, Sequence[Run]] = {"all": runs} if pairs else {}
@@ -108,7 +108,7 @@ def headline(stats: MethodStats) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Method:
-    """What a row of the tables is about: a policy, a drafter by its label, and who runs them."""
+    """What a row of the tables is about: a policy, a drafter by its label, and the LLM that runs them."""
 
     policy: str
     drafter: str
@@ -116,14 +116,14 @@ class Method:
 
 
 def method_names(policies: Sequence[str], drafters: Sequence[str] = ()) -> tuple[str, ...]:
-    """Both baselines, then the policies, each once; of several drafters every policy with each: `bastion@ngram`."""
+    """Both baselines, then each policy once; with several drafters, each policy with each drafter: `bastion@ngram`."""
     drafting = [p for p in dict.fromkeys(policies) if p not in (TRANSFORMERS, PLAIN)]
     named = [f"{p}@{d}" for d in dict.fromkeys(drafters) for p in drafting] if len(drafters) > 1 else drafting
     return TRANSFORMERS, PLAIN, *named
 
 
 def methods_of(llm: LLM, policies: Sequence[str], rivals: Mapping[str, LLM]) -> dict[str, Method]:
-    """By `method_names`. The baselines run without any drafter, and pay for none."""
+    """The methods by their `method_names`. The baselines run without any drafter, and pay for none."""
     drafters = rivals or {label(llm.drafter.name) if llm.drafter else "none": llm}
     drafting = [p for p in dict.fromkeys(policies) if p not in (TRANSFORMERS, PLAIN)]
     plain = llm.with_drafter("none")
@@ -149,9 +149,9 @@ def measure(
 ) -> Summary:
     """Run both baselines and `policies` on every turn of every prompt, interleaved.
 
-    With `rivals`, LLMs with the same target by the labels of their drafters, every policy runs with each of these
-    instead of with `llm`. `started` is told of each run before it begins, `finished` gets the runs of each turn. Ctrl-C
-    ends the measuring, not the program: the summary then covers the finished turns and is marked partial.
+    `rivals` are LLMs with the same target by the labels of their drafters; every policy then runs with each of them
+    instead of with `llm`. `started` is called before each run, `finished` gets the runs of each turn. Ctrl-C ends the
+    measuring, not the program: the summary then covers the finished turns and is marked partial.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def measure(
         theirs = Transformers.beside(llm)
         warm = Asker.of(methods, theirs, settings)
         warm_up(warm, prompts[0], names)
-        ask = Asker.of(warm.methods, theirs, settings)  # keeps what the clock has taught
+        ask = Asker.of(warm.methods, theirs, settings)  # keeps what was learned about time
         for index, prompt in enumerate(prompts):
             for turn in conversation(ask, prompt, rotated(names, index), started):
                 finished(turn)
@@ -179,7 +179,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker:
-    """Both engines and what they are asked for. What drafters learn from texts each method learns for itself."""
+    """Both engines and what they are asked for. What drafters learn from texts, each method learns for itself."""
 
     methods: dict[str, Method]
     transformers: Transformers
@@ -227,7 +227,7 @@ def asked(messages: Messages) -> str | Messages:
 
 
 def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: Started) -> Iterator[list[Run]]:
-    """The runs of each turn. Later turns follow plain decoding's answers, so that all read the same."""
+    """The runs of each turn. Later turns follow plain decoding's answers, so that all methods read the same."""
     messages: Messages = []
     for turn, question in enumerate(prompt.turns):
         messages.append({"role": "user", "content": question})
@@ -240,7 +240,7 @@ def conversation(ask: Asker, prompt: Prompt, methods: Sequence[str], started: St
 
 
 def without_drafts(run: Run) -> Run:
-    """The run with what figures need: the drafts of thousands of rounds would fill a gigabyte."""
+    """The run without its drafts, which figures do not need: those of thousands of rounds would fill a gigabyte."""
     return replace(run, rounds=[replace(r, draft=None) for r in run.rounds])
 
 
@@ -252,16 +252,17 @@ def compared(runs: dict[str, Run], temperature: float) -> list[Run]:
 
 
 def rotated(methods: Sequence[str], index: int) -> list[str]:
-    """`methods` from another one on for every `index`."""
+    """`methods`, beginning with another one for every `index`."""
     first = index % len(methods)
     return [*methods[first:], *methods[:first]]
 
 
 def turns(methods: Sequence[str], tokens: int, seed: int, each: int = 1) -> Iterator[tuple[str, int]]:
-    """Who is next, and how many tokens (of each user) it should have written by then: `each` by `each`, in any order.
+    """Which method is next, and how many tokens (of each user) it should have written after its turn: `each` more than
+    before, in a random order.
 
-    Longer turns let a machine's moods favour one of two methods that do the same, and in a fixed order each would find
-    the caches as the same other one left them.
+    In longer turns a machine's changing speed favours one of two methods that do the same. In a fixed order each method
+    would find the caches as the same other one left them.
     """
     order = Random(seed)
     for goal in range(each, tokens + each, each):

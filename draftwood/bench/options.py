@@ -1,4 +1,4 @@
-"""What `draftwood bench` was asked to do."""
+"""The options of `draftwood bench`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BenchOptions:
     device: str = "auto"
     target: str | None = None  # None: the embedded one
     drafter: list[str] | None = None  # several propose together
-    against: list[str] = field(default_factory=list)  # further drafters, which every policy runs with, too
+    against: list[str] = field(default_factory=list)  # further drafters, with which every policy runs, too
     out: Path | None = None  # a folder for the records; None: only the terminal
     seed: int = 0
     json: bool = False  # nothing but the summary on stdout
@@ -48,7 +48,7 @@ class BenchOptions:
 
 
 def check_policies(policies: Sequence[str]) -> None:
-    """Refuse an unknown policy now rather than when its turn comes."""
+    """Refuse an unknown policy now, rather than when its turn comes."""
     for spec in policies:
         if spec != TRANSFORMERS:
             registry.policy(spec)

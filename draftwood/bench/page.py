@@ -1,4 +1,4 @@
-"""`draftwood report`: the figures of a benchmark's trace as PNGs, and one page that holds them all."""
+"""`draftwood report`: the figures of a benchmark's trace as PNGs, and one page with all of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ FIGURES: dict[str, tuple[Drawing, str]] = {
     "speedup-by-dataset": (draw.draw_speedups, "Measured decoding speed by data set and policy."),
     "width": (
         draw.draw_width,
-        "What a wider tree writes and costs. τ is replayed, times are learned; hollow: no round as wide ran.",
+        "What a wider tree writes and costs. τ is replayed, times are learned; hollow: no round as wide was run.",
     ),
     "beams": (draw.draw_beams, "Best-first trees against beams of as many nodes, replayed."),
     "budgets": (
         draw.draw_budgets,
-        "Fixed budgets (hollow: wider than what ran), bastion, and the best budget of each data set, replayed.",
+        "Fixed budgets (hollow: wider than any that ran), bastion, and the best budget of each data set, replayed.",
     ),
-    "latency": (draw.draw_latency, "Seconds of a verification: measured, by counted work alone, and as learned."),
+    "latency": (
+        draw.draw_latency,
+        "Seconds of a verification: measured, predicted from counted work alone, and as learned.",
+    ),
     "latency-error": (draw.draw_errors, "How far predictions of whole rounds were off, each made before its round."),
     "confidence": (draw.draw_confidence, "Path probabilities against what happened, in trees of 32 nodes."),
     "positions": (draw.draw_positions, "Acceptance by position, replayed."),

@@ -1,4 +1,4 @@
-"""Where a text parts from plain decoding's, and how near to a tie the target was there: is rounding the reason?"""
+"""Where a text parts from plain decoding's, and how near to a tie the target was there: was rounding the reason?"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @torch.inference_mode()
 def tie(target: Target, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]) -> float | None:
-    """How far the lesser of the two tokens at the parting is below the target's best one; None without a parting.
+    """How far the less likely of the two tokens at the parting is below the target's best one; None without a parting.
 
-    In units in the last place of the largest logit, in the target's number format. Texts of argmaxes part by rounding
-    where this is a few units; where it is more, the target's top two are not what they part over.
+    In units in the last place of the largest logit, in the target's number format. If it is a few units, rounding made
+    greedy texts part; if it is more, they do not part over the target's two best tokens.
     """
     at = parting(plain, other)
     if at is None:

@@ -50,7 +50,7 @@ def draw_rounds(axes: Axes, policies: Policies) -> None:
 
 
 def draw_widths(axes: Axes, policies: Policies) -> None:
-    """How often each width was verified; those that none ran at are zeros."""
+    """How often each width was verified; 0 for widths at which no round ran."""
     shown = {name: stats for name, stats in policies.items() if stats.rounds}
     widths = range(1, 1 + max((max(stats.widths) for stats in shown.values()), default=1))
     for (name, stats), style in zip(shown.items(), styles(), strict=False):

@@ -18,7 +18,7 @@ from draftwood.simulate import RECORD
 from draftwood.trace import PARTS, Round
 
 PLAIN_HOST = "plain aux"  # the host's part of plain rounds
-OFTEN = 30  # rounds of a kind, whose mean tells its price
+OFTEN = 30  # rounds of a kind from which their mean is its price
 Kind = TypeVar("Kind", int, str)
 
 
@@ -34,7 +34,7 @@ def learned(trace: Trace) -> LatencyModel:
 def recorded_rounds(trace: Trace) -> Iterator[tuple[Round, bool]]:
     """Every round, and whether the one before it in the same answer did not draft.
 
-    Rounds that draft for the record alone take longer than any policy's, so they teach only where no others drafted.
+    Rounds that draft for the record alone take longer than any policy's, so they count only where no others drafted.
     """
     others = [answer for answer in trace.answers if answer.policy != RECORD]
     drafted = any(round.drafted for answer in others for round in answer.rounds)
@@ -52,12 +52,12 @@ def widest(trace: Trace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Prices of a `model` that follows typical rounds, raised to the mean ones: these make tokens per second."""
+    """Prices of a `model` that follows typical rounds, raised to mean rounds, which decide tokens per second."""
 
     model: LatencyModel
-    host: LatencyModel  # of what policies of one kind make the host do: nodes that were not verified were grown, too
-    scale: dict[str, float]  # by part
-    of_width: dict[int, float]  # of verification by its nodes, where there were OFTEN rounds: the model's is of late
+    host: LatencyModel  # for what policies of one kind make the host do: it also grew nodes that were not verified
+    scale: dict[str, float]  # factors by part
+    of_width: dict[int, float]  # of verification by nodes, if OFTEN rounds had as many: the model follows recent ones
     of_draft: dict[int, float]  # of drafts by the positions that were asked for, likewise
 
     @classmethod
@@ -77,7 +77,7 @@ class Average:
         return cls(model, model, scale, _ratios(widths, OFTEN), _ratios(drafts, OFTEN))
 
     def hosted(self, trace: Trace, policy: str) -> Average:
-        """The same where the host does what it did for a policy, if that ran often."""
+        """The same with the host's time of the rounds of `policy`, if it ran often."""
         own = replace(trace, answers=[answer for answer in trace.answers if answer.policy == policy])
         host, drafted = learned(own), [round for round, _ in recorded_rounds(own) if round.drafted]
         pairs = [(round.parts["aux"], host.predict(round.n, round.context, True)["aux"]) for round in drafted]
@@ -100,7 +100,7 @@ class Average:
 
 
 def _ratios(pairs: Mapping[Kind, Sequence[tuple[float, float]]], least: int) -> dict[Kind, float]:
-    """Seconds that a kind of rounds took over those predicted, of kinds with so many rounds; in the order of kinds."""
+    """Seconds that rounds of a kind took over those predicted, for kinds with `least` rounds or more, in order."""
     sums = {kind: np.sum(pairs[kind], axis=0) for kind in sorted(pairs) if len(pairs[kind]) >= least}
     return {kind: float(took / said) if said else 1.0 for kind, (took, said) in sums.items()}
 
@@ -110,7 +110,7 @@ def recorded_machine(trace: Trace) -> Machine:
 
 
 def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
-    """The target's sizes and the drafter's work, as the header has them."""
+    """The target's sizes and the drafter's work, as the trace's header has them."""
     known = {int(context): work for context, work in fact(trace, "draft_work").items()}
     contexts = sorted(known)
     columns = list(zip(*(known[c] for c in contexts), strict=True))
@@ -123,7 +123,7 @@ def recorded_work(trace: Trace) -> tuple[Footprint, Callable[[int], Work]]:
 
 
 def linear(x: float, places: Sequence[int], values: Sequence[float]) -> float:
-    """Between and beyond rising `places`."""
+    """The value at `x`, linear between and beyond rising `places`."""
     if x <= places[-1] or len(places) < 2:
         return float(np.interp(x, places, values))
     return values[-1] + (x - places[-1]) * (values[-1] - values[-2]) / (places[-1] - places[-2])

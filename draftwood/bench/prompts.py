@@ -51,7 +51,7 @@ def load_prompts(sources: Sequence[str], limit: int | None = None) -> list[Promp
 
 
 def check_source(source: str) -> None:
-    """Raise BadInput for a set that there is not. Nothing is read or fetched."""
+    """Raise BadInput for a set that does not exist. Nothing is read or fetched."""
     names = [*PACKAGED, *DATASETS]
     if source not in names and not Path(source).exists():
         raise BadInput(
@@ -104,7 +104,7 @@ def parse_line(line: str, default_id: str, dataset: str) -> Prompt:
         raise ValueError(f"a JSON object was expected, not {type(entry).__name__}.")
     turns = entry.get("turns")
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise ValueError("the key 'turns' must be a list of one or more texts that are not empty.")
+        raise ValueError("the key 'turns' must be a list of one or more texts, none of them empty.")
     return Prompt(str(entry.get("id", default_id)), str(entry.get("dataset", dataset)), tuple(turns))
 
 

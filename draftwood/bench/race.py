@@ -17,11 +17,11 @@ from draftwood.sampling import Sampling
 from draftwood.trace import Round
 
 WARM_TOKENS = 48
-# Tokens. At the end of each turn the device is waited for, which ends what its rounds live from: that the host works
-# while it does.
+# Tokens. After each turn the host waits for the device. Rounds on the device gain from the host working at the same
+# time, so they need longer turns.
 TURN = {"host": 1, "device": 32}
-EARLIER_SEED = 10**6  # other draws than those that are measured
-PAUSE = 5.0  # times a method's usual round is the most that one counts as: what is more is the machine's
+EARLIER_SEED = 10**6  # for other draws than those that are measured
+PAUSE = 5.0  # a round counts as at most so many times the method's usual one: longer ones are pauses of the machine
 
 
 def race(
@@ -32,7 +32,7 @@ def race(
     known: Mapping[bool, PrefixCache],
     seed: int,
 ) -> dict[str, Answering]:
-    """All methods answer a prompt in turns, in an order that `seed` shuffles. `known` by having no drafter."""
+    """All methods answer a prompt in turns, in an order that `seed` shuffles. `known` is by having no drafter."""
     read(ran, prompt, known)
     # Asked before any of them begins: a device that is at work names the host, which would serve the next request.
     each = max(TURN[engine.backend().name] for engine in ran.values())
@@ -46,7 +46,7 @@ def race(
 
 
 class Answering:
-    """One method's answer under way. Methods take turns at it, so that a machine's moods are shared."""
+    """One method's answer while it is written. Methods take turns, so that the machine's changing speed affects all."""
 
     def __init__(
         self, engine: Engine, prompt: Sequence[int], tokens: int, sampling: Sampling, known: PrefixCache
@@ -55,7 +55,7 @@ class Answering:
         self._engine, ahead = engine, engine.backend().name == "device"
         self._request = engine.request(prompt, tokens, sampling)
         self._batch = engine.batch_of_one(engine.policy, None, known.keep)
-        self.tokens, self.rounds, self._spent = 0, list[Round](), list[float]()  # behind the first token
+        self.tokens, self.rounds, self._spent = 0, list[Round](), list[float]()  # after the first token
         engine.tap()
         self._batch.join(self._request, None if ahead else known.find(self._request))
         while not (steps := list(self._batch.round().values())):
@@ -65,7 +65,7 @@ class Answering:
             self._spent.append(now(engine.target) - self._request.start - steps[0].seconds)
 
     def run(self, tokens: int) -> None:
-        """Rounds until there are so many tokens, or all."""
+        """Run rounds until there are so many tokens, or all."""
         self._engine.tap()  # plain decoding pays for no taps
         while self.tokens < tokens and not self._request.finished:
             start = time.perf_counter()
@@ -77,14 +77,14 @@ class Answering:
         self._wait()
 
     def _wait(self) -> None:
-        """What a device still does for this answer, the next draft, is this answer's time and not the next one's."""
+        """What the device still does for this answer, its next draft, counts as this answer's time."""
         start = time.perf_counter()
         if self._spent:
             self._spent[-1] += now(self._engine.target) - start
 
     @property
     def wall_s(self) -> float:
-        """Of all rounds."""
+        """Seconds of all rounds."""
         return sum(self._spent)
 
     @property
@@ -94,9 +94,9 @@ class Answering:
 
 
 def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> None:
-    """Read a prompt once with a drafter and once without, for all methods whose rounds are the host's.
+    """Read a prompt once with a drafter and once without, for all methods whose rounds run on the host.
 
-    The last engine of each kind does: a text more to learn from, which is none of `OURS` where there are others.
+    The last engine of each kind reads it, and gets one more text to learn from. It is not `OURS` if there are others.
     """
     for reader in {engine.drafter is None: engine for engine in ran.values()}.values():
         if reader.backend().name == "host":
@@ -104,10 +104,10 @@ def read(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, 
 
 
 def warmed(ran: Mapping[str, Engine], prompt: Sequence[int], known: Mapping[bool, PrefixCache]) -> dict[str, Engine]:
-    """The same engines on a machine that has been used before, at a context like this one.
+    """The same engines after the machine has been used, at a context like this one.
 
-    Kernels of their widths exist, and all know what any of them learned about seconds, as from a profile. Each in a
-    process of its own from here on: what one learns from texts and clocks helps no other.
+    Kernels of their widths exist, and all engines know what any of them learned about seconds, as from a profile. From
+    here on each is as if in a process of its own: what one learns from texts and clocks helps no other.
     """
     race(ran, prompt, WARM_TOKENS, Sampling(), known, 0)
     return {method: engine.fresh() for method, engine in ran.items()}
@@ -120,7 +120,7 @@ def experienced(
     temperature: float,
     known: Mapping[bool, PrefixCache],
 ) -> dict[str, Engine]:
-    """The same engines, of which `OURS` finds what an earlier process kept of acceptance when it answered `texts`."""
+    """The same engines; `OURS` begins with what an earlier process that answered `texts` learned about acceptance."""
     earlier, later = {OURS: ran[OURS].fresh()}, ran[OURS].fresh()
     for i, ids in enumerate(texts):
         race(earlier, ids, tokens, Sampling(temperature, seed=EARLIER_SEED + i), {False: known[False]}, i)

@@ -28,7 +28,7 @@ def check_writable(folder: Path | None) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses, as one sentence (BadInput)."""
+    """Report a write that fails as one sentence (BadInput)."""
     try:
         yield
     except OSError as error:
@@ -41,12 +41,12 @@ def writing(folder: Path) -> Iterator[None]:
 def recording(
     folder: Path | None, header: Header | None = None, temperature: float = 0.0
 ) -> Iterator[Callable[[Sequence[Run]], None]]:
-    """A function that appends the runs of a turn to the folder's files; given a `header`, to a trace too."""
+    """A function that appends the runs of a turn to the folder's files and, given a `header`, to a trace."""
     if folder is None:
         yield lambda runs: None
         return
     with writing(folder), (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
-        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which a report would draw as this one's
+        (folder / TRACE).unlink(missing_ok=True)  # a report would take an earlier run's for this one's
         if header is not None:
             start(folder / TRACE, header)
 

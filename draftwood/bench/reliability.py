@@ -1,4 +1,4 @@
-"""Probabilities that were said against what happened: reliability diagrams and the expected calibration error."""
+"""Predicted probabilities against what happened: reliability diagrams and the expected calibration error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reliability:
-    """What was said to happen against what happened, by bins of equal width over [0, 1]."""
+    """What was predicted against what happened, by bins of equal width over [0, 1]."""
 
     said: Array  # [bins] mean probability; NaN in an empty bin
     happened: Array  # [bins] share

@@ -85,7 +85,7 @@ def ties_line(policies: Mapping[str, MethodStats]) -> str:
 
 
 def against_table(against: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Drafters under the same policy; by data set in the summary."""
+    """Drafters under the same policy; the summary has them by data set, too."""
     table = new_table("Over the same policy with the first drafter, with 95 % intervals", "method", ("speed", "τ"))
     for name, row in against.items():
         table.add_row(name, *(ratio(row[part], row[f"{part}_interval"]) for part in ("speed", "tau")))
@@ -93,7 +93,7 @@ def against_table(against: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def round_table(policies: Mapping[str, MethodStats]) -> Table:
-    """Methods side by side; transformers has no rounds to tell of."""
+    """Methods side by side; transformers has no rounds."""
     table = new_table("Where the time goes", "", tuple(policies))
 
     def row(name: str, cell: Callable[[MethodStats], str]) -> None:

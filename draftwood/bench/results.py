@@ -1,4 +1,4 @@
-"""Results on disk, group by group, so that a run that was cut off goes on where it stopped."""
+"""Results on disk, group by group, so that a run that was interrupted goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Results:
         known = read(self._file) if self._file is not None and self._file.exists() else []
         if known and (told := differences(known[0].get("conditions", {}), conditions)):
             raise BadInput(f"--out {folder} holds results of another run ({told}); name another folder.")
-        if self._file is not None:  # whole lines alone: the next ones would continue one that was cut off
+        if self._file is not None:  # whole lines only: the next one would continue one that was cut off
             self._file.write_text("".join(map(as_line, known or [{"conditions": conditions}])), encoding="utf-8")
         self.groups = {line["group"]: line["rows"] for line in known[1:]}
 
     def add(self, group: str, rows: Sequence[Row]) -> None:
-        """A whole group, written at once."""
+        """Add a whole group, written at once."""
         self.groups[group] = list(rows)
         self._append({"group": group, "rows": self.groups[group]})
 
@@ -51,7 +51,7 @@ def as_line(row: Row) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """Whole lines; one that was cut off is the last and does not count."""
+    """Whole lines; only the last one can have been cut off, and it does not count then."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     try:
         return [json.loads(line) for line in lines]

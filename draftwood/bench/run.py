@@ -25,9 +25,9 @@ from draftwood.llm import LLM, load
 from draftwood.recording import Header
 from draftwood.sampling import Sampling
 
-BLIND = "blind"  # among `--against`: no other drafter, but no foresight
+BLIND = "blind"  # among `--against`: the same drafter without foresight
 RECORD = "record"  # the policy whose rounds make a trace complete
-DRAFT_CONTEXTS = (0, 4096)  # between which a draft's work is linear, or nearly so
+DRAFT_CONTEXTS = (0, 4096)  # a draft's work is linear between them, or nearly so
 
 
 def run_bench(options: BenchOptions) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def run_bench(options: BenchOptions) -> dict[str, Any]:
 
     Raises
     ------
-    BadInput, BadModel, MissingExtra: something cannot be used; nothing has been measured or written then.
-    KeyboardInterrupt: after Ctrl-C, once all that was finished is written and shown, marked as partial.
+    BadInput, BadModel, MissingExtra: something cannot be used; nothing has been measured or written by then.
+    KeyboardInterrupt: after Ctrl-C, once everything that was finished is written and shown, marked as partial.
     """
     Sampling(temperature=options.temperature, seed=options.seed)  # refuses values that cannot be used
     check_policies(options.policies)
@@ -98,7 +98,7 @@ def trace_header(llm: LLM) -> Header:
 
 
 def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, summary: Summary) -> dict[str, Any]:
-    """Everything that a figure must be read with."""
+    """Everything that is needed to read a figure."""
     contexts, plain = sorted(r.context for run in summary.runs for r in run.rounds) or [0], summary.policies.get(PLAIN)
     dtype = str(llm.target.dtype).removeprefix("torch.")
     asked = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
@@ -119,7 +119,7 @@ def circumstances(llm: LLM, prompts: list[Prompt], options: BenchOptions, summar
 def ceiling(llm: LLM, context: int, reached: float) -> dict[str, float]:
     """Roofline of plain decoding at `context` tokens: what bandwidth and peak arithmetic allow.
 
-    Where plain decoding `reached` more tokens/s, the machine was probed in a busier hour; then it is probed again.
+    If plain decoding `reached` more tokens/s, the machine was busier when it was probed; then it is probed again.
     """
     target, machine = llm.target, llm.engine.latency.machine
     work = target.work(1, context)
@@ -150,6 +150,6 @@ def show(summary: Summary, facts: dict[str, Any], options: BenchOptions) -> None
     if not options.json:
         print_tables(Console(), summary.policies, summary.datasets, summary.what_if, facts["ceiling"], summary.against)
     if (taken := facts["environment"]["cores_of_others"] or 0.0) > ENOUGH:
-        notes.print(f"Other programs took {taken:.1f} of {usable()} cores meanwhile, which slowed down all of this.")
+        notes.print(f"Other programs took {taken:.1f} of {usable()} cores meanwhile, which slowed all methods down.")
     if options.out is not None:
         notes.print(save_plots(summary.policies, options.out), soft_wrap=True, markup=False)

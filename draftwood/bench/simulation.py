@@ -1,4 +1,4 @@
-"""`draftwood simulate`: recorded drafts replayed under every policy and machine that was asked for."""
+"""`draftwood simulate`: recorded drafts replayed under every policy and on every machine that was asked for."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Cell:
     skipped: float  # share of the text that no recorded draft could start at
     clipped: float  # share of rounds that may have wanted more candidates than were recorded
     measured: float  # tokens per second of the same policy when the trace was made; NaN if it was not run there
-    unseen: float = 0.0  # share of rounds wider than any that ran where prices are learned: these are extrapolated
+    unseen: float = 0.0  # share of rounds wider than any recorded one, if prices are learned from these: extrapolated
 
     @property
     def error(self) -> float:
-        """Of the simulation against what was measured."""
+        """How far the simulation is off what was measured."""
         return self.tokens_per_s / self.measured - 1
 
 
@@ -145,7 +145,7 @@ def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def told_of(measured: Mapping[str, float], spec: str, name: str) -> float:
-    """Of a policy as it was spelt, or as it is called; NaN if it was not measured."""
+    """What was measured for a policy, by its spelling or by its name; NaN if it was not measured."""
     return measured.get(spec, measured.get(name, float("nan")))
 
 
@@ -159,7 +159,7 @@ def prices_of(trace: Trace, name: str, config: str | None) -> Callable[[str], Pr
 
 
 def parts_of(trace: Trace, name: str, config: str | None) -> tuple[Hardware, Footprint, Callable[[int], Work]]:
-    """A machine, and the sizes of a target and the work of its drafter: the recorded ones, or a config's."""
+    """A machine, the sizes of a target and the work of its drafter: the recorded ones, or those of a config."""
     machine = Hardware(recorded_machine(trace)) if name == HERE else hardware(name)
     if config is not None:
         described = target_config(config)
@@ -251,11 +251,11 @@ def show(found: Simulation, console: Console) -> None:
         if c.unseen > 0.05:
             console.print(
                 f"{c.policy} on {c.hardware}: {percent(c.unseen)} of the rounds are wider than any that was recorded, "
-                "and their prices extrapolated; record a policy that runs trees as wide."
+                "so their prices are extrapolated; record a policy that runs trees as wide."
             )
     spine, sibling = found.branches["spine"], found.branches["sibling"]
     console.print(
         f"The first child of an accepted node is right in {percent(spine.share)} of {spine.nodes} cases on the spine, "
-        f"in {percent(sibling.share)} of {sibling.nodes} behind a sibling."
+        f"in {percent(sibling.share)} of {sibling.nodes} after a sibling."
     )
     console.print(f"{found.rounds_per_s:.0f} rounds a second.")

@@ -36,13 +36,13 @@ class Run:
     method: str
     text: str
     tokens: int  # generated, a stop token included
-    prefill_s: float  # until the first token was there
-    decode_s: float  # from then to the last
+    prefill_s: float  # until the first token came
+    decode_s: float  # from the first token to the last
     rounds: Sequence[Round] = ()
     identical: bool | None = None  # to plain decoding's text; None where equality is not to be expected
     prompt_tokens: int = 0
     token_ids: Sequence[int] = ()
-    tie: float | None = None  # where it parts from plain decoding's: how near the two tokens are, see `partings.tie`
+    tie: float | None = None  # if it parts from plain decoding's: how near the two tokens are, see `partings.tie`
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the token ids and the rounds, of which only the number is kept."""
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class MethodStats:
-    """One method over all prompts. NaN or None: nothing can be said."""
+    """One method over all prompts. NaN or None: not known."""
 
     prompts: int
     identical: int | None  # prompts whose texts, all turns, equal plain decoding's
@@ -84,7 +84,7 @@ class MethodStats:
 
 
 def summarize(runs: Sequence[Run], methods: Sequence[str], seed: int = 0) -> dict[str, MethodStats]:
-    """Figures of each method over `runs`, which hold every method for each turn that they hold at all."""
+    """Figures of each method over `runs`, which hold all methods for each turn that they hold."""
     prompts = list(dict.fromkeys(r.prompt for r in runs))
     by_method = {m: [r for r in runs if r.method == m] for m in methods}
     totals = {m: decode_totals(by_method[m], prompts) for m in methods}
@@ -141,7 +141,7 @@ def speedup(ours: Totals, theirs: Totals) -> float:
 def bootstrap(ours: Totals, theirs: Totals, seed: int) -> tuple[float, float] | None:
     """95 % percentile interval of the ratio of rates over resampled prompts; None for fewer than two prompts.
 
-    The same prompts are drawn for both sides, so what a prompt does to both of them cancels out.
+    The same prompts are drawn for both sides, so that what a prompt does to both of them cancels out.
     """
     count = len(ours)
     if count < 2:

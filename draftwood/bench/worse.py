@@ -1,4 +1,4 @@
-"""Drafters made worse on purpose, as sure of themselves as before: what a policy must not fall for."""
+"""Drafters made worse on purpose that stay as confident as before: a policy must not trust them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftwood.pool import Pool
 from draftwood.tree import Child, Conditional, Draft, Growable, Ints, Lattice, Tree
 from draftwood.trellis import Trellis
 
-DRAFTS = 1024  # ways in which drafts on a device are made worse
+DRAFTS = 1024  # different ways in which drafts on a device are made worse
 
 
 def worse(inner: Drafter, share: float, vocab: int) -> Worse:
@@ -25,10 +25,10 @@ def worse(inner: Drafter, share: float, vocab: int) -> Worse:
 
 
 class Worse(Learner):
-    """Some depths of each draft, or nodes of each tree, hold random tokens instead; log-probabilities stay."""
+    """Some depths of each draft, or nodes of each tree, get random tokens; log-probabilities stay."""
 
     def __init__(self, inner: Drafter, share: float, vocab: int) -> None:
-        """`share` of the depths, from 0 to 1, drawn from the root and the draft alone."""
+        """`share` of the depths, from 0 to 1; which ones depends on the root and the draft alone."""
         self._inner, self._share, self._vocab = inner, share, vocab
         self.name, self.tap_layers, self.max_depth = (
             f"{inner.name}, {share:.0%} random",
@@ -70,7 +70,7 @@ class Worse(Learner):
             shifts = rng.integers(1, self._vocab, self.max_depth) * (rng.random(self.max_depth) < self._share)
             if not isinstance(draft, Trellis):
                 return Shifted(draft, shifts, self._vocab)
-            tokens = (draft.lattice.tokens + shifts[: len(draft), None]) % self._vocab  # pairs are of places
+            tokens = (draft.lattice.tokens + shifts[: len(draft), None]) % self._vocab  # pairs go by place
             return Trellis(replace(draft.lattice, tokens=tokens), draft.pairs, draft.grow)
         rng = np.random.default_rng([root, int(draft.tokens.sum())])
         rows = draft.tokens if isinstance(draft, Lattice) else draft.tokens[1:]
@@ -95,7 +95,7 @@ class PlaceableWorse(Worse, Placeable):
 
 
 class PlacedWorse:
-    """A placed drafter whose tokens are moved on by a number of ids at some depths, which the draft alone decides."""
+    """A placed drafter whose token ids are shifted at some depths; root and draft decide where and how far."""
 
     def __init__(self, inner: Placed, share: float, vocab: int) -> None:
         self.max_depth, self.paired = inner.max_depth, inner.paired
@@ -118,7 +118,7 @@ class PlacedWorse:
 
 @dataclass(frozen=True, slots=True)
 class Shifted(Growable):
-    """A conditional draft with the tokens of each depth moved on by a number of ids. Siblings stay apart."""
+    """A conditional draft with the token ids of each depth shifted by a number. Siblings stay different."""
 
     inner: Conditional
     shifts: Ints  # [D], by depth, the root's children first; 0 leaves a depth as it is

@@ -1,1 +1,1 @@
-"""`draftwood bench gpu`: what a round takes of a device, in the shapes of public models, with random weights."""
+"""`draftwood bench gpu`: how long a round takes on a device, in the shapes of public models, with random weights."""

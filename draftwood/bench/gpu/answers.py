@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def fair_tokens_per_s(self) -> float:
-        """The same without the luck of the draws: by the tokens that its trees emit on average under the rates."""
+        """The same without the luck of the draws: counts the tokens that its trees emit on average under the rates."""
         trees = [r.draft[: r.n] for r in self.rounds if isinstance(r.draft, Tree)]
         undrafted = len(self.rounds) - len(trees)
         return (undrafted + sum(map(self.rates.expected_tau, trees))) / self.seconds
@@ -61,7 +61,7 @@ class Writer:
         self._prompt = [(7919 * i + 13) % (target.vocab_size - 2) for i in range(context)]
 
     def measure(self, rates: Rates, policies: Sequence[str], repeats: int) -> Iterator[list[Answer]]:
-        """Plain decoding and every policy once, `repeats` times; another one first each time, and one to warm up."""
+        """Plain decoding and every policy, `repeats` times after one to warm up; each time another one is first."""
         rates = rates.to_depth(self._drafter.max_depth)
         truth = self._write(PLAIN, rates).tokens
         methods = [PLAIN, *policies]

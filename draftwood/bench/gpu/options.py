@@ -1,4 +1,4 @@
-"""What `draftwood bench gpu` was asked to do."""
+"""The options of `draftwood bench gpu`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwood.bench.gpu.shapes import SHAPES, Shape, shape
 from draftwood.errors import BadInput
 
 WIDTHS, CONTEXTS = (1, 4, 8, 16, 32, 64, 128, 256), (128, 1024, 4096, 16384)
-MOST_WIDTHS = 15  # with four graphs each and some more, all of them are kept at once
+MOST_WIDTHS = 15  # with four graphs each, and some more, all graphs are still kept at once
 QUICK_WIDTHS, QUICK_CONTEXTS, QUICK_MODELS = (1, 16, 64, 256), (1024,), ("SmolLM2-135M", "Qwen3-8B")
 BATCHES, QUICK_BATCHES = 7, 3
 REPEATS, QUICK_REPEATS = 3, 1
@@ -26,7 +26,7 @@ class GpuOptions:
     new_tokens: int = 256
     quick: bool = False
     with_smollm2: bool = False
-    budget_s: float | None = None  # no new group is begun that would probably end later
+    budget_s: float | None = None  # no group is begun that would probably end later
     device: str = "auto"
     dtype: str = "auto"
     width_invariant: bool = False
@@ -42,7 +42,7 @@ class GpuOptions:
         if self.new_tokens < 2:
             raise BadInput(f"--new-tokens is {self.new_tokens}; measuring needs at least 2.")
         if self.budget_s is not None and self.out is None:
-            raise BadInput("--budget needs --out: a folder to go on from.")
+            raise BadInput("--budget needs --out, the folder that a later run goes on from.")
 
     def shapes(self) -> list[Shape]:
         return [shape(name) for name in self.models or (QUICK_MODELS if self.quick else [s.name for s in SHAPES])]

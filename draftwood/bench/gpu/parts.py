@@ -1,6 +1,6 @@
-"""The parts of a round, one by one: each captured as a graph of its own, all of a context timed in turn.
+"""The parts of a round, one by one: each is a captured graph of its own, and all parts at a context are timed in turn.
 
-Without CUDA the same code runs as it is, and the clock is the host's.
+Without CUDA the same code runs without graphs, and the clock is the host's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from draftwood.probe import wait
 from draftwood.rounds import PREFILL_CHUNK
 from draftwood.target import Target
 
-SLACK = 1024  # tokens behind the context: what the timed rounds may commit, and the tree
-BATCH_S, MOST_RUNS = 0.02, 50  # a batch of runs takes about so long, and no more runs than these
+SLACK = 1024  # tokens after the context: what the timed rounds may commit, and the tree
+BATCH_S, MOST_RUNS = 0.02, 50  # a batch of runs takes about so long, and has at most so many runs
 EAGER_TOKENS = 16
 NAN = float("nan")
 
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One part behind one context."""
+    """One part at one context."""
 
     part: str
     width: int
@@ -59,7 +59,7 @@ class Timing:
 
 
 class Bench:
-    """A target and its drafter on static buffers behind contexts of nonsense."""
+    """A target and its drafter on static buffers, at contexts of random content."""
 
     def __init__(self, target: Target, drafter: DFlashDrafter, machine: Machine, widths: Sequence[int]) -> None:
         self.target, self.drafter, self.machine = target, drafter, machine
@@ -69,7 +69,7 @@ class Bench:
         self.widths = tuple(widths)
 
     def measure(self, context: int, batches: int) -> Iterator[Timing]:
-        """Every part behind `context` tokens, `batches` times in turn."""
+        """Every part at `context` tokens, `batches` times in turn."""
         state, stages = self._device.open(self._policy, context + SLACK, *stages_of(self._policy))
         try:
             fill(state, stages, context, self.drafter.config.tap_width)
@@ -85,7 +85,7 @@ class Bench:
             yield Timing(part.name, part.width, context, seconds, part.floor_s)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by what holds them: weights, the static buffers and graphs of the context that was measured last."""
+        """Bytes by what holds them: weights, and the buffers and graphs of the context that was measured last."""
         config = self.drafter.config
         drafter = (config.block_parameters() + config.context_parameters()) * self.target.dtype.itemsize
         return {"target": self.target.weight_bytes, "drafter": drafter, **self._device.nbytes()}
@@ -120,12 +120,12 @@ class Bench:
         return self.seconds(self.target.work(width, context))
 
     def _commit_floor(self) -> float:
-        """The path's slots once read and once written."""
+        """Reading and writing the path's slots once."""
         moved = 2 * self.drafter.max_depth * self.target.kv_bytes_per_token()
         return moved / self.machine.bandwidth
 
     def _catch_up_floor(self) -> float:
-        """Weights of the context features."""
+        """Reading the weights for context features once."""
         return self.drafter.config.context_parameters() * self.target.dtype.itemsize / self.machine.bandwidth
 
     def seconds(self, work: Work) -> float:
@@ -165,14 +165,14 @@ class Timer:
 
 
 def repeatable(state: State, commit: Stage) -> None:
-    """A stage that commits, over and over: there is no room to owe the drafter all of it, so that counts as read."""
+    """Commit, and count the tokens as read by the drafter: there is no room to owe it those of all repeats."""
     commit()
     state.drafted.copy_(state.length)
 
 
 @torch.inference_mode()
 def fill(state: State, stages: Stages, context: int, tap_width: int) -> None:
-    """Random keys and values for `context` tokens, a root, and a tree behind it."""
+    """Random keys and values for `context` tokens, a root, and a tree after it."""
     state.kv.normal_()
     drafter = stages.drafter
     assert drafter is not None
@@ -200,5 +200,5 @@ def eager_seconds(target: Target, context: int) -> float:
 
 
 def memory_row(of: str, context: int, sizes: Mapping[str, int]) -> dict[str, object]:
-    """What `parts` or whole `answers` behind `context` tokens held, in bytes."""
+    """Bytes that `parts` or whole `answers` took at `context` tokens."""
     return {"kind": "memory", "of": of, "context": context, **sizes}

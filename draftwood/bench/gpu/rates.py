@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 class Rates:
     """Chances that the target's token at a depth is the candidate of a rank, given that all before it were candidates.
 
-    What is missing to 1 in a row is that no candidate is right.
+    What a row lacks to 1 is the chance that no candidate is right.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Rates:
         assert max(self.spine.sum(1).max(), self.branch.sum(1).max()) <= 1 + 1e-9
 
     def to_depth(self, depth: int) -> Rates:
-        """The first `depth` depths; where there are fewer the last one goes on."""
+        """The first `depth` depths; where there are fewer, the last one is repeated."""
         rows = np.minimum(np.arange(depth), len(self.spine) - 1)
         return Rates(self.name, self.source, self.spine[rows], self.branch[rows])
 
     def draw(self, rounds: int, seed: int) -> NDArray[np.int64]:
-        """Ranks `[rounds, D]` of the target's tokens; from the first RANKS on, a draft is wrong."""
+        """Ranks `[rounds, D]` of the target's tokens; from the first rank of RANKS on, a draft is wrong."""
         rng = np.random.default_rng(seed)
         uniform = rng.random((rounds, len(self.spine)))
         ranks = np.full(uniform.shape, RANKS)
@@ -60,7 +60,7 @@ class Rates:
         return ranks
 
     def logp(self, width: int) -> NDArray[np.float32]:
-        """What a drafter that knows its rates, and nothing of the text, gives `width` candidates: `[D, width]`."""
+        """Log-probabilities `[D, width]` of a drafter that knows its rates, but nothing about the text."""
         rest = np.maximum(1 - self.spine.sum(1, keepdims=True), 1e-6) / 1e5  # shared by the rest of the vocabulary
         known = np.maximum(self.spine, rest)
         chances = np.concatenate([known, np.repeat(rest, max(0, width - RANKS), 1)], 1)[:, :width]
@@ -82,16 +82,17 @@ class Rates:
         return float(chance.sum())
 
     def ranked(self, width: int) -> Lattice:
-        """Its lattice with ranks for tokens."""
+        """The drafter's lattice, with ranks in place of tokens."""
         tokens = np.tile(np.arange(width), (len(self.spine), 1))
         return Lattice(tokens, self.logp(width))
 
 
 def model_rates(name: str, source: str, hits: Sequence[float]) -> Rates:
-    """Rates from few numbers.
+    """Rates from a few numbers.
 
-    `hits` [D]: how often the likeliest candidate is right on the spine. Of its misses the second catches SECOND, and
-    each further one FADE of the one before. Off the spine the likeliest is right BRANCH times as often.
+    `hits` [D]: how often the likeliest candidate is right on the spine. The second one catches the share SECOND of its
+    misses, and each further one FADE times as many as the one before. Off the spine the likeliest is right BRANCH times
+    as often.
     """
     spine, off = (rank_rows(np.asarray(top)) for top in (hits, np.asarray(hits) * BRANCH))
     return Rates(name, source, spine, off)
@@ -103,9 +104,9 @@ def rank_rows(top: Array) -> Array:
 
 
 # z-lab/dflash issue 166 (Qwen3-8B, b16, GSM8K): 11.2 % of the rounds accept nothing, 8.4 % a whole block, and a round
-# emits 6.39 tokens. Between its ends the curve is the straight line with that mean. The second candidate catches 37 %
-# of the misses (vllm-ddtree's replication); half of the one before for each further rank, and BRANCH, are ours: so
-# that a tree of 256 nodes emits 7.77 tokens, as JetSpec's authors measured DDTree on the same model and prompts.
+# emits 6.39 tokens. Between these ends the curve is the straight line with that mean. The second candidate catches 37 %
+# of the misses (vllm-ddtree's replication). FADE and BRANCH are our choice: with them a tree of 256 nodes emits 7.77
+# tokens, as JetSpec's authors measured DDTree on the same model and prompts.
 GSM8K = model_rates(
     "gsm8k",
     "Qwen3-8B with its DFlash drafter on GSM8K: published ends and mean of the histogram, a line between them; the "
@@ -113,7 +114,7 @@ GSM8K = model_rates(
     hits=[0.888, *np.linspace(0.8544, 0.8361, 14)],
 )
 
-# The τ that JetSpec's engine reports at 128 nodes on MATH-500. No histogram is published: all depths alike.
+# The τ that JetSpec's engine reports at 128 nodes on MATH-500. No histogram is published, so all depths are alike.
 TAU_9_56 = model_rates(
     "tau9.56",
     "made up so that 128 nodes emit 9.56 tokens a round; no published histogram",
@@ -130,14 +131,14 @@ def find_rates(spec: str) -> Rates:
     if not path.is_file():
         raise BadInput(f"--rates names {spec!r}; expected {', '.join(PUBLISHED)} or a file of draftwood bench --trace.")
     trace = Trace.load(path)
-    mark = hashlib.sha256(path.read_bytes()).hexdigest()[:8]  # all traces are called alike
+    mark = hashlib.sha256(path.read_bytes()).hexdigest()[:8]  # all traces have the same file name
     return from_trace(trace, f"{path.absolute().parent.name}/{path.name} {mark}")
 
 
 def from_trace(trace: Trace, name: str) -> Rates:
-    """How often which candidate was right in the widest drafts of a trace, by what the target wrote afterwards.
+    """How often each candidate was right in the widest drafts of a trace, judged by what the target wrote afterwards.
 
-    In narrower ones, which policies with few nodes ask for, the right candidate may be one that was not recorded.
+    In narrower drafts, which policies with few nodes ask for, the right candidate may be one that was not recorded.
     """
     found = [(r.draft, r.context, a) for a in trace.answers for r in a.rounds if isinstance(r.draft, Lattice)]
     if not found:
@@ -158,7 +159,7 @@ def from_trace(trace: Trace, name: str) -> Rates:
 
 
 def count(counts: Array, draft: Lattice, text: Sequence[int]) -> None:
-    """Add one draft, as far as the `text` behind its root goes and the candidates were right."""
+    """Add one draft, as far as the `text` after its root goes and the candidates were right."""
     off = 0
     for d, (row, token) in enumerate(zip(draft.tokens, text, strict=False)):
         found = np.flatnonzero(row[:RANKS] == token)

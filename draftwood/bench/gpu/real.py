@@ -18,7 +18,7 @@ POLICIES = ("dflash", "ddtree:15", "bastion")
 
 
 def real_rows(options: GpuOptions, machine: Machine) -> list[Row]:
-    """Nothing synthetic: prompts that ship, texts of the model, acceptance of its drafter."""
+    """Nothing is synthetic: packaged prompts, the model's own texts, acceptance of its own drafter."""
     drafter = str(EMBEDDED_DRAFTER)
     llm = load(drafter=drafter, dtype=options.dtype, device=options.device, width_invariant=options.width_invariant)
     assert isinstance(llm.drafter, DFlashDrafter)

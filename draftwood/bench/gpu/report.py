@@ -41,7 +41,7 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 
 
 def part_table(model: str, context: int, rows: Sequence[Row]) -> Table:
-    """µs, and how many times the roofline that is."""
+    """Microseconds, and how many times the roofline they are."""
     table = new_table(f"{model}, {context} tokens of context: µs (× roofline)", "tokens", PER_WIDTH)
     cells = {(row["part"], row["width"]): cell(row) for row in rows}
     for width in sorted({row["width"] for row in rows if row["part"] in PER_WIDTH}):
@@ -69,12 +69,12 @@ def answer_table(model: str, rows: Sequence[Row]) -> Table:
 
 
 def known(value: float | None, factor: float, digits: int) -> str:
-    """JSON has None where nothing can be said: transformers has no rounds."""
+    """JSON has None where there is no figure: transformers has no rounds."""
     return "–" if value is None else number(factor * value, digits)
 
 
 def save_plot(rows: Sequence[Row], folder: Path) -> str:
-    """gpu.png: verification over width with its roofline, one line for each context; says what happened."""
+    """Write gpu.png: verification over width with its roofline, a line for each context. Returns what happened."""
     timings = [row for row in rows if row["kind"] == "part" and row["part"] == "verify"]
     if not timings:
         return "No plot: nothing was verified."

@@ -31,19 +31,19 @@ from draftwood.latency import Machine
 from draftwood.loading import parse_device, parse_dtype
 from draftwood.probe import probe
 
-ANSWER_CONTEXT = 1024  # whole answers are written behind the context that is nearest to this
+ANSWER_CONTEXT = 1024  # whole answers are written at the context that is nearest to this
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Measurements that are made, and written, together."""
+    """Measurements that are made and written together."""
 
     name: str
     rows: Callable[[], list[Row]]
 
 
 def run_gpu_bench(options: GpuOptions) -> dict[str, Any]:
-    """Measure what is not measured yet, print tables and, as the last line of stdout, the summary; returns that.
+    """Measure what is missing, print tables and, as the last line of stdout, the summary; returns the summary.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def run_gpu_bench(options: GpuOptions) -> dict[str, Any]:
     shapes, rates = options.shapes(), [find_rates(spec) for spec in options.rates]
     device = parse_device(options.device)
     if device.index is not None:  # else it is the current one
-        torch.cuda.set_device(device)  # whose streams graphs and events belong to
+        torch.cuda.set_device(device)  # graphs and events belong to its streams
     dtype = parse_dtype(options.dtype, device)
     results = Results(options.out, conditions(options, device, dtype))
     notes = Console(stderr=True)
@@ -96,9 +96,9 @@ def circumstances(options: GpuOptions, machine: Machine, rates: Sequence[Rates])
 def run_groups(
     groups: Iterator[Group], results: Results, options: GpuOptions, start: float, notes: Console
 ) -> tuple[list[str], Exception | None]:
-    """Measure one group after the other; the names of those that are left, and the first error.
+    """Measure one group after the other; returns the names of those that are left, and the first error.
 
-    A group that fails does not cost the others. It is not written, so the same command tries it again.
+    A group that fails does not stop the others. It is not written, so the same command tries it again.
     """
     left: list[str] = []
     failed, spent, longest = None, False, 0.0
@@ -160,7 +160,7 @@ class Models:
         self.contexts = [context for context in options.all_contexts() if context <= room]
 
     def parts(self, context: int) -> list[Row]:
-        """Every part of a round behind `context` tokens, and the memory."""
+        """Every part of a round at `context` tokens, and the memory."""
 
         def measure() -> list[Row]:
             bench = Bench(*self._get(), self._machine, self._options.all_widths())
@@ -170,7 +170,7 @@ class Models:
         return self._if_it_fits(context + SLACK, measure)
 
     def answers(self, context: int, rates: Rates) -> list[Row]:
-        """Whole answers of every policy behind a prompt of `context` tokens."""
+        """Whole answers of every policy to a prompt of `context` tokens."""
         tokens = self._options.new_tokens
 
         def measure() -> list[Row]:

@@ -40,7 +40,7 @@ class Shape:
     block: int = 16
 
     def target_config(self) -> dict[str, Any]:
-        """What transformers calls it all."""
+        """The same under transformers' names."""
         return dict(
             hidden_size=self.hidden, intermediate_size=self.intermediate, num_hidden_layers=self.layers,
             num_attention_heads=self.heads, num_key_value_heads=self.kv_heads, head_dim=self.head_dim,
@@ -79,7 +79,7 @@ SHAPES = (
     Shape("Llama-3.1-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, False, LLAMA3_ROPE, 131072, 1e-5, block=10),
 )  # fmt: skip
 
-# For a first look without a GPU, and for the tests: everything runs, nothing of it means anything.
+# For a first try without a GPU, and for the tests: everything runs, but the figures mean nothing.
 TINY = Shape(
     "tiny", "qwen3", 64, 96, 8, 4, 2, 16, 512, False, plain_rope(1e4), 4096, draft_layers=2, draft_heads=(4, 2, 16),
     block=8,
@@ -87,7 +87,7 @@ TINY = Shape(
 
 
 def shape(name: str) -> Shape:
-    """By name, upper and lower case alike. Raises BadInput for an unknown one."""
+    """A shape by its name, in upper or lower case. Raises BadInput for an unknown one."""
     known = {s.name.lower(): s for s in (*SHAPES, TINY)}
     if name.lower() not in known:
         names = [s.name for s in (*SHAPES, TINY)]

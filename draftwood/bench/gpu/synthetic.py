@@ -1,7 +1,8 @@
 """Models of any shape without weights to load: random targets and drafters, and drafts as good as asked for.
 
-A random target takes the time of a real one. Its layers add little to the stream, and its head repeats its embedding,
-so that its next token is the last one by a wide margin: rounding, which differs between widths, never changes its text.
+A random target takes as long as a real one. Its layers add little to the residual stream, and its head repeats its
+embedding, so that its next token is the last one by a wide margin: rounding, which differs between widths, never
+changes its text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from draftwood.noise import Ahead
 from draftwood.target import Target
 
 SPREAD = 0.02  # of a drafter's weights, as models are initialised
-QUIET = 0.1  # what all layers together add to the stream, in units of an embedding
+QUIET = 0.1  # what all layers together add to the residual stream, in units of an embedding
 MOST_CANDIDATES = 256
 
 
@@ -72,11 +73,11 @@ class ScriptedDrafter(DFlashDrafter):
         self.start = torch.zeros((), dtype=torch.int64, device=device)
 
     def follow(self, truth: list[int], prompt: int, rates: Rates, seed: int) -> None:
-        """From now on propose `truth`, the text after `prompt` tokens, right as often as `rates` say."""
+        """From now on propose `truth`, the text after `prompt` tokens; proposals are right as often as `rates` say."""
         rounds, depth, width = self.tokens.shape
         ranks = torch.from_numpy(rates.to_depth(depth).draw(rounds, seed)).to(self.tokens.device)
         text = torch.tensor([*truth, *truth[-1:] * (depth + rounds)], device=self.tokens.device)
-        # Behind a context of c tokens the root is truth[c - prompt], and depth d continues it.
+        # After a context of c tokens the root is truth[c - prompt], and depth d continues it.
         right = text[torch.arange(rounds)[:, None] + 1 + torch.arange(depth)]
         wrong = 1 + torch.arange(width, device=self.tokens.device)
         tokens = (right[:, :, None] + wrong) % self._target.vocab_size
@@ -90,7 +91,7 @@ class ScriptedDrafter(DFlashDrafter):
 
 
 class Script:
-    """The drafter's own buffers, with what it proposes read from the script."""
+    """The drafter's own buffers; what it proposes is read from the script."""
 
     paired = 0
 
