@@ -1,4 +1,4 @@
-"""A block drafter's draft for one request in one call, from taps that wait to candidates and their pairs."""
+"""A block drafter's draft for one request in one call, from waiting taps to candidates and their pairs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from draftwood.trellis import Block, Trellis
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Behind:
-    """What a block stands behind."""
+    """What comes before a block."""
 
     taps: Tensor  # [any, taps * hidden], of which the first `waiting` have no keys and values yet
     waiting: int
-    context: int  # tokens that have
+    context: int  # tokens that have keys and values
     room: int  # slots of each layer, the block's own included
     slots: Ints  # [layers, 2]: where the keys and values of each layer begin
 
@@ -34,16 +34,16 @@ class Blocks:
     """The drafts of one block drafter, whose products are all compiled."""
 
     def __init__(self, native: Native, fused: Fused, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> None:
-        """`ids` [V] are the tokens of the head's rows (None: their places), `tables` [V, r] twice what scores pairs."""
-        self._native, self._held = native, (fused, ids, tables)  # what addresses are of has to stay
+        """`ids` [V] are the tokens of the head's rows (None: their numbers); the two `tables` [V, r] score pairs."""
+        self._native, self._held = native, (fused, ids, tables)  # what addresses point to has to stay
         self._own = own = _Drafter(None, addressof(fused.fuse), addressof(fused.kv), fused.norm.data_ptr())
         own.k_norm, own.ids = (None if part is None else part.data_ptr() for part in (fused.k_norm, ids))
         if tables is not None:
             own.before, own.after, own.rank = *(table.data_ptr() for table in tables), tables[0].shape[1]
 
     def draft(self, behind: Behind, block: Sequence[int], depth: int, k: int, ahead: Ahead | None = None) -> Block:
-        """`k` candidates of each of the first `depth` tokens behind the root of a `block` of masks, those that noise
-        `ahead` favours. What waited has keys and values from now on."""
+        """`k` candidates of each of the first `depth` tokens after the root of `block`, which are masks; with noise
+        `ahead` those that it favours. From now on the waiting taps have keys and values."""
         own, size = self._own, len(block)
         decoder = self._native.decoder(behind.context + behind.waiting + size)
         own.decoder, own.wide = addressof(decoder), behind.taps.shape[1]
@@ -55,7 +55,7 @@ class Blocks:
         found = _Found(address(keys), heat, depth, k, *map(address, (tokens, logp, pairs)))
         what = byref(own), byref(stands), (c_int64 * size)(*block), c_int64(size), byref(found)
         if library().draft_block(*what, threads()):
-            raise BadModel(f"A block of {size} tokens behind {behind.context} found no memory.")
+            raise BadModel(f"A block of {size} tokens after {behind.context} does not fit in memory.")
         lattice = Lattice(tokens, logp)
         return lattice if pairs is None else Trellis(lattice, pairs, grown)
 

@@ -1,4 +1,4 @@
-"""Compiling the operators once per machine into the user's cache, and saying why where that is not possible."""
+"""Compiling the operators once per machine into the user's cache, and saying why if that is not possible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FLAGS = (  # the best first: not every compiler knows the machine's own name or 
     (),
 )
 VARIANTS = ((), ("-DDOTS",))  # some processors run dot products of bf16 at twice the rate of fp32's sums, some at half
-TILES, TILED = "amx_bf16", ("-DDOTS", "-DTILES")  # where there are matrix units, as Linux calls them
+TILES, TILED = "amx_bf16", ("-DDOTS", "-DTILES")  # Linux's name for matrix units, and flags to use them
 PATIENCE_S = 60
 TRIALS, TRIAL_ROWS, TRIAL_SIDE = 10, 96, 512
 
@@ -79,7 +79,7 @@ class Built:
 
     @property
     def version(self) -> str:
-        """Of their sources, compiler and machine, in eight letters."""
+        """Eight characters that identify sources, compiler and machine."""
         assert self.library is not None, self.reason
         return self.library.stem[-8:]
 
@@ -105,7 +105,7 @@ class Built:
 
 
 def address(array: NDArray[Any] | None) -> ctypes.c_void_p:
-    """Where numbers begin that an operator is to read or to write; null for None. Keep the array until it has."""
+    """The address of numbers that an operator will read or write; null for None. Keep the array until it has."""
     if array is None:
         return ctypes.c_void_p(None)
     buffer: Any = array
@@ -121,7 +121,7 @@ def operators() -> Built:
 
 
 def library() -> ctypes.CDLL:
-    """Its functions, for who has found that there are any: to ask whether they are switched off takes a while."""
+    """Its functions, for callers that know that there are some: asking whether they are switched off takes a while."""
     return _operators(True).functions
 
 
@@ -130,9 +130,9 @@ def _operators(compile: bool) -> Built:
     if not compile:
         return Built(None, "switched off by DRAFTWOOD_COMPILE=0")
     built = build(config().operators, abilities())
-    if built.library is None:  # or nobody would know, in images without a compiler or with a home that is read-only
+    if built.library is None:  # else users would not know, in images without a compiler or with a read-only home
         LOG.warning(
-            "No operators are compiled: %s. PyTorch's take twice as long on a CPU; DRAFTWOOD_COMPILE=0 keeps them.",
+            "No operators are compiled: %s. PyTorch's take twice as long on a CPU; DRAFTWOOD_COMPILE=0 silences this.",
             built.reason,
         )
     return built
@@ -144,7 +144,7 @@ def build(folder: Path, machine: str) -> Built:
     if compiler is None:
         return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
     sources = [source.read_text(encoding="utf-8") for source in SOURCES]
-    own = Path(compiler).resolve()  # `cc` is another one after an update
+    own = Path(compiler).resolve()  # `cc` may be another compiler after an update
     parts = [*sources, str((COMMON, FLAGS, VARIANTS, TILED)), compiler, str(own), str(own.stat().st_size), machine]
     library = folder / f"ops-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
     try:
@@ -158,7 +158,7 @@ def build(folder: Path, machine: str) -> Built:
 
 
 def _checked(library: Path, compiler: str) -> Built:
-    """Of a compiled library, whether it serves here. Raises OSError if it cannot be loaded."""
+    """The compiled library, or why it is of no use here. Raises OSError if it cannot be loaded."""
     threaded = ctypes.CDLL(str(library)).threaded()
     if not threaded and torch.get_num_threads() > 1:
         return Built(None, f"{compiler} has no OpenMP: on one core they take longer than PyTorch's operators on all")
@@ -166,9 +166,9 @@ def _checked(library: Path, compiler: str) -> Built:
 
 
 def _compile_best(compiler: str, library: Path) -> str | None:
-    """The quickest variant that is right, or why there is none.
+    """Make the quickest variant that computes correctly the `library`. Returns why there is none, or None.
 
-    The file appears whole or not at all, whoever else compiles it meanwhile.
+    The file appears whole or not at all, even if other processes compile it meanwhile.
     """
     variants = (*VARIANTS, TILED) if can(TILES) else VARIANTS
     best, least = None, inf
@@ -183,11 +183,11 @@ def _compile_best(compiler: str, library: Path) -> str | None:
             os.replace(best, library)
             return None
     said = next(filter(None, failed), None)
-    return f"{compiler} failed: {said}" if said else f"what {compiler} made of them multiplies wrongly"
+    return f"{compiler} failed: {said}" if said else f"what {compiler} compiled multiplies wrongly"
 
 
 def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
-    """Try the flags in order; what the last of them failed for."""
+    """Try the flags in order. Returns why the last of them failed, or None."""
     said = None
     for flags in FLAGS:
         command = [compiler, *COMMON, *flags, *variant, "-o", str(draft), *map(str, COMPILED), "-lm"]
@@ -195,26 +195,26 @@ def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             said = f"took more than {PATIENCE_S} s"
-        except OSError as error:  # it is no program of this machine's
+        except OSError as error:  # it is not a program for this machine
             return str(error)
         else:
             if done.returncode == 0:
                 return None
-            if done.returncode < 0:  # whoever ended it did not mean these flags alone
+            if done.returncode < 0:  # it would be ended with other flags, too
                 return f"was ended by signal {-done.returncode}"
             said = _reason(done.stderr)
     return said
 
 
 def _reason(said: str) -> str:
-    """Of what a compiler said the line that counts; those before it tell where it was."""
+    """The line of a compiler's message that says what is wrong; those before it say where."""
     lines = said.strip().splitlines() or ["no reason given"]
     return next((line for line in lines if "error:" in line), lines[0])
 
 
 @torch.inference_mode()
 def _trial_s(draft: Path) -> float:
-    """Seconds of a product that arithmetic takes longest of, the best of some; without end if it comes out wrong."""
+    """Seconds of a product that is bound by arithmetic, the best of several runs; infinite if the result is wrong."""
     functions, like = ctypes.CDLL(str(draft)), torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, TRIAL_SIDE, generator=like).bfloat16() for rows in (TRIAL_SIDE, TRIAL_ROWS))
     out, panels = torch.empty(TRIAL_ROWS, TRIAL_SIDE, dtype=torch.bfloat16), in_panels(weight, functions.panel_width())

@@ -1,4 +1,4 @@
-"""What becomes of bf16 logits on a CPU: the likeliest tokens, which follows which, and the target's own draws."""
+"""What is made of bf16 logits on a CPU: the likeliest tokens, which one follows which, and the target's own draws."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def takes(logits: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Where rows of logits `[N, V]` lie. Behind a forward caches are cold: a question to a tensor takes as long as to
-    look for a row's largest number."""
+    """Where rows of logits `[N, V]` lie. After a forward caches are cold: asking a tensor takes as long as finding a
+    row's largest number."""
 
     held: Tensor  # what lies there
     begin: int  # an address
@@ -45,13 +45,13 @@ class Rows:
         return cls(held, held.data_ptr(), held.stride(0), held.shape[1])
 
     def behind(self, rows: int) -> Rows:
-        """Those from one on."""
+        """The rows from number `rows` on."""
         return Rows(self.held, self.begin + NUMBER * rows * self.pace, self.pace, self.vocab)
 
     def walk(self, tree: Tree, sampling: Sampling, keys: Ints | None) -> Verdict:
-        """What the target makes of a tree of N - 1 nodes, as `accept` has it.
+        """The target's verdict on a tree of N - 1 nodes, as `accept` gives it.
 
-        Under the `keys` of draws to come (`noise.py`), one for each depth and one more; None at temperature 0.
+        `keys` are those of the draws to come (`noise.py`), one for each depth and one more; None at temperature 0.
         """
         tokens, size = tree.tokens.tolist(), len(tree)
         numbers = c_int64 * (1 + size)  # arrays of ctypes: numpy's addresses take long
@@ -60,7 +60,7 @@ class Rows:
         own = None if keys is None else numbers(*keys.tolist())
         count = library().walk(c_void_p(self.begin), c_int64(self.pace), c_int64(self.vocab), *nodes, rules, own, found)
         if count < 0:
-            raise BadModel(f"A draw from {self.vocab} tokens found no memory.")
+            raise BadModel(f"A draw from {self.vocab} tokens does not fit in memory.")
         *path, bonus = found[: 1 + count]
         return Verdict(path, [tokens[node] for node in path], bonus)
 
@@ -71,14 +71,14 @@ class Rows:
 
 
 def drawn_each(logits: Tensor, temperatures: Sequence[float], keys: Sequence[int]) -> Tensor:
-    """`[N]` places in rows of logits `[N, V]` at temperatures and under keys of their own; at 0 the largest."""
+    """`[N]` places drawn from rows of logits `[N, V]`, with a temperature and a key for each row; at 0 the largest."""
     logits, places = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
     heat, under = np.array(temperatures, np.float64), np.array(keys, np.int64)
     at = [c_void_p(address) for address in (heat.ctypes.data, under.ctypes.data, places.data_ptr())]
     first, sizes = c_void_p(logits.data_ptr()), map(c_int64, logits.shape)
     library().draw_each(first, *sizes, *at, threads())
     if len(places) and int(places.min()) < 0:
-        raise BadModel(f"Draws from {logits.shape[1]} tokens found no memory.")
+        raise BadModel(f"Draws from {logits.shape[1]} tokens do not fit in memory.")
     return places
 
 
@@ -95,7 +95,7 @@ class _Rules(Structure):
 def likeliest(logits: Tensor, k: int, ids: Tensor | None = None, ahead: Ahead | None = None) -> tuple[Tensor, Tensor]:
     """Places and float32 log-probabilities `[N, k]` of the k largest of each row, the first of equals first.
 
-    Of those that the noise `ahead` of the tokens `ids` (or places) favours, if there is any.
+    With noise `ahead` of the tokens `ids` (or of places), the k that it favours.
     """
     logits = logits.contiguous()
     places = torch.from_numpy(np.empty((len(logits), k), np.int64))
@@ -118,5 +118,5 @@ def pairs(rows: Tensor, logp: Tensor, before: Tensor, after: Tensor) -> Tensor:
     sizes = map(c_int64, (depths, k, before.shape[1]))
     addresses = (c_void_p(tensor.data_ptr()) for tensor in tensors)
     if library().pair_scores(*addresses, *sizes, threads()):
-        raise BadModel(f"{k} candidates of a depth found no memory for their scores.")
+        raise BadModel(f"{k} candidates of a depth do not fit in memory with their scores.")
     return out

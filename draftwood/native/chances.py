@@ -1,4 +1,4 @@
-"""How likely paths are to be accepted, in one call: for a dozen nodes numpy's take ten times as long."""
+"""How likely paths are to be accepted, in one call: for a dozen nodes numpy takes ten times as long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.tree import Floats, Ints
 
 
 def quickest() -> Chances:
-    """`chances_of`, as it is compiled if it is."""
+    """`chances_of`, compiled if that is possible."""
     return chances if operators().library is not None else chances_of
 
 

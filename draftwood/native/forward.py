@@ -39,7 +39,7 @@ def declines(shape: Shape, hidden: int, inner: int, dtype: torch.dtype) -> str |
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """What stands before and behind a model's layers."""
+    """What comes before and after a model's layers."""
 
     embedding: Tensor  # [V, hidden]
     scale: float  # of its rows
@@ -55,7 +55,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fusing:
-    """What makes context features of taps, and keys and values of these in all layers."""
+    """What turns taps into context features, and these into keys and values in all layers."""
 
     fuse: nn.Module  # taps * hidden -> hidden
     norm: Tensor  # [hidden]
@@ -103,13 +103,13 @@ class Native:
         return self._decoder
 
     def _tables(self, longest: int) -> tuple[Tensor, Tensor]:
-        """Of texts of so many tokens; what may have moved is looked for anew."""
+        """The tables for texts of so many tokens. An address that may have changed is read anew."""
         self._around.embedding = self._ends.embedding.data_ptr()  # a drafter's is the target's, whose owner may move it
         return self._ends.rotary.reserve(longest)
 
     @property
     def whole(self) -> bool:
-        """Whether one call runs all of it."""
+        """Whether one call runs the whole model."""
         return self._table is not None and self._head is not None
 
     def run(
@@ -120,8 +120,8 @@ class Native:
         tapped: Sequence[int] = (),
         wanted: Tensor | None = None,
     ) -> Verified:
-        """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and what the layers
-        `tapped` gave."""
+        """Logits `[N, V]` of `tokens` [N] at `positions` [N], or of the rows `wanted` [W] alone, and the outputs of the
+        layers `tapped`."""
         if self._table is None:
             return self._run_apart(tokens, positions, parts, tapped, wanted)
         cosines, sines = self._tables(parts.longest)
@@ -138,7 +138,7 @@ class Native:
             *parts.everywhere(), at(taps), tapping.last, c_int64(len(tapped) * hidden), at(wanted), c_int64(wants),
             c_void_p(found.begin), threads(),
         ):  # fmt: skip
-            raise BadModel(f"{rows} rows behind {parts.longest} tokens found no memory.")
+            raise BadModel(f"{rows} rows of texts of up to {parts.longest} tokens do not fit in memory.")
         return Verified(out, taps, found) if self._head else Verified(self._headed(out), taps)
 
     @torch.inference_mode()
@@ -148,7 +148,7 @@ class Native:
 
     def _tapping(self, tapped: tuple[int, ...], table: Table) -> _Tapping:
         if tapped not in self._tappings:
-            places = np.full(len(table) + 1, NOWHERE)  # the sum that a layer begins with is what the one before gave
+            places = np.full(len(table) + 1, NOWHERE)  # layer i's output is the sum that layer i + 1 begins with
             places[np.array(tapped, np.int64) + 1] = np.arange(len(tapped)) * len(self._ends.norm)
             bound = table.copy()
             bound[:, TAP] = places[:-1]
@@ -178,19 +178,19 @@ class Native:
         return Verified(ends.head(x)[:wants], taps[:rows].flatten(1) if tapped else None)
 
     def fused(self, fusing: Fusing) -> Fused | None:
-        """What `project` takes; None where these products are not compiled."""
+        """What `project` needs; None where these products are not compiled."""
         fuse, kv = panels_of(fusing.fuse), panels_of(fusing.kv)
         return Fused(records.Linear(*fuse), fusing.norm, records.Linear(*kv), fusing.k_norm) if fuse and kv else None
 
     def project(self, taps: Tensor, start: int, parts: Parts, fused: Fused) -> None:
-        """Keys and values of tokens from `start` on into their slots: of the first of taps `[N, taps * hidden]`."""
+        """Write keys and values of tokens from `start` on to their slots, of the first of taps `[N, taps * hidden]`."""
         turn = (at(table, start) for table in self._ends.rotary.reserve(parts.longest))
         part, _, slots = parts.everywhere()
         if self.built.functions.project(
             at(taps), c_int64(taps.shape[1]), byref(fused.fuse), at(fused.norm), byref(fused.kv), at(fused.k_norm),
             c_int64(len(self._layers)), byref(self._sizes), *turn, part, slots, threads(),
         ):  # fmt: skip
-            raise BadModel(f"{parts.longest - start} context features found no memory.")
+            raise BadModel(f"{parts.longest - start} context features do not fit in memory.")
 
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, tap: Tensor | None = None) -> Tensor:
         """`x += delta` in place, and in `tap`; returns RMSNorm(x) * weight. All `[N, hidden]`."""
@@ -224,10 +224,10 @@ class Native:
         functions.rotate_store(
             at(qkv), c_int64(qkv.stride(0)), *turn, at(q), *where, *sizes, c_float(shape.norm_eps), threads()
         )
-        seen = torch.zeros_like(q)  # rows of no token go through the products, too
+        seen = torch.zeros_like(q)  # rows without a token go through the products, too
         how = (c_int64(window or 0), c_float(self._scale), threads())
         if functions.attend(at(q), *where, at(seen), *sizes, *how):
-            raise BadModel(f"Attention over {longest} tokens found no memory for its scores.")
+            raise BadModel(f"Attention over {longest} tokens does not fit in memory with its scores.")
         return seen.flatten(1)
 
 
@@ -237,7 +237,7 @@ class _Tapping:
 
     table: Table
     at: c_void_p
-    last: c_int64  # where in a row of taps the last layer's goes
+    last: c_int64  # where the last layer's output goes in a row of taps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

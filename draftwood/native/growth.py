@@ -31,11 +31,11 @@ def grown(draft: Trellis, root: int, n_max: int, most: float, barren: float) -> 
     sizes = map(c_int64, (*candidates.shape, room - 1))
     count = library().grow(*addresses, *sizes, *map(c_double, (heat, most, barren)))
     if count < 0:
-        raise BadModel(f"A tree of {n_max} nodes found no memory.")
+        raise BadModel(f"A tree of {n_max} nodes does not fit in memory.")
     tokens, parents, depths = rows[:, : 1 + count]
     return Tree(tokens, parents, depths, masses(logs[: 1 + count]), np.zeros(1 + count, np.int64))
 
 
 def masses(logs: NDArray[np.float64]) -> Floats:
-    """Of their logarithms, rounded once. In one pass: each kind of pass takes 20 µs more where caches are cold."""
+    """Masses from their logarithms, rounded once. In one pass: another kind takes 20 µs more where caches are cold."""
     return np.exp(logs, out=np.empty(len(logs), np.float32), casting="same_kind")

@@ -1,4 +1,4 @@
-"""Memory for weights in huge pages: with small ones a processor looks up where 4 KB lie as often as it reads them."""
+"""Memory for weights in huge pages: with small pages a processor must look up an address for every 4 KB it reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes of such a page on most processors
-CHUNK = 8 * HUGE  # bytes that the system is asked for at once: many a weight is smaller than a page
+CHUNK = 8 * HUGE  # bytes that the system is asked for at once: many weights are smaller than a page
 LINE = 64  # bytes of a line of a cache; each tensor begins with one
 
 
 class Pages:
-    """Tensors one behind the other. A chunk goes back to the system once all of them have gone that lie in it."""
+    """Tensors one after the other. A chunk goes back to the system once all tensors in it are gone."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)  # what is left of the last chunk
         self._lock = threading.Lock()
 
-    @torch.inference_mode(False)  # whoever comes later may write outside of it, too
+    @torch.inference_mode(False)  # tensors may later be written outside of it, too
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor on the CPU."""
         size = prod(shape) * dtype.itemsize
@@ -38,7 +38,7 @@ class Pages:
 
 @functools.cache
 def pages() -> Pages:
-    """Those of this process."""
+    """The pages of this process."""
     return Pages()
 
 
@@ -48,7 +48,7 @@ def chunk(size: int) -> Tensor:
     if sys.platform != "linux":
         return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system may be without
+    with contextlib.suppress(OSError):  # a system may have none
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % HUGE :][:size]

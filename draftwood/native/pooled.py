@@ -1,5 +1,5 @@
 """Growing the likeliest paths of a pool, and its learning, in one call each: in Python a node takes a tenth of a
-millisecond, beside forwards, which empty the caches."""
+millisecond between forwards, which empty the caches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _bound(pool: Pool) -> _Pool | None:
     if seen or len(texts) < len(pool.experts) or len(texts) > MOST_TEXTS:
         return None
     own = _Pool()
-    own.held = held = _lattice(pool.lattice)  # what addresses are of has to stay
+    own.held = held = _lattice(pool.lattice)  # what addresses point to has to stay
     own.tokens, own.logp, own.pairs = map(address, held)
     own.depth, own.k = (0, 0) if held[0] is None else held[0].shape
     if pool.table is not None:
@@ -99,7 +99,7 @@ def _tree(own: _Pool, root: int, n_max: int, most: float, barren: float) -> Tree
     bounds = c_int64(n_max), c_double(most), c_double(barren)
     count = library().grow_pooled(byref(own), address(rows), address(logs), *bounds)
     if count < 0:
-        raise BadModel(f"A tree of {n_max} nodes found no memory.")
+        raise BadModel(f"A tree of {n_max} nodes does not fit in memory.")
     tokens, parents, depths, sources = rows[:, : 1 + count]
     return Tree(tokens, parents, depths, masses(logs[: 1 + count]), sources)
 

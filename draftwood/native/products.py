@@ -39,7 +39,7 @@ class Panels:
         addresses = [c_void_p(None if part is None else part.data_ptr()) for part in parts]
         sizes = map(c_int64, (rows, self._depth, self._width))
         if library().multiply(*addresses, *sizes, threads()):
-            raise BadModel(f"A product of {rows} rows found no memory.")
+            raise BadModel(f"A product of {rows} rows does not fit in memory.")
         return out
 
     def dense(self) -> Tensor:

@@ -64,7 +64,7 @@ class Decoder(Structure):
 
 
 def table_of(layers: Sequence[Layer], sights: Sequence[Sight]) -> Table | None:
-    """`Layer` in layers.h, a row for each; None where products are not compiled."""
+    """`Layer` in layers.h, a row for each layer; None where products are not compiled."""
     rows = []
     for layer, sight in zip(layers, sights, strict=True):
         linears = [panels_of(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
@@ -89,7 +89,7 @@ class Parts:
         gap: int = 0,
     ) -> None:
         """`capacities` count the slots of each, and `addresses` [layers, 2] are where its keys and values [G, slots, D]
-        begin. Positions go on `gap` behind the context."""
+        begin. Positions go on `gap` after the context."""
         self._addresses = addresses[0][:, None] if len(addresses) == 1 else np.stack(addresses, 1)
         self.longest = max(part.context + gap + part.size for part in segments)
         self._kept = [_Kept.of(part) for part in segments]
@@ -113,7 +113,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """What a row of the table says where it is."""
+    """What the addresses in a row of the table point to."""
 
     depths: Array[c_int64]
     visible: Bools | None
@@ -122,12 +122,12 @@ class _Kept:
     @classmethod
     def of(cls, part: Segment) -> _Kept:
         visible = None if part.visible is None else np.ascontiguousarray(part.visible)
-        # Arrays of ctypes: behind a forward, where caches are cold, numpy takes longer to make them and to find them.
+        # Arrays of ctypes: after a forward, when caches are cold, numpy takes longer to make them and to find them.
         return cls((c_int64 * part.size)(*part.depths.tolist()), visible, address(visible).value or 0)
 
 
 def at(tensor: Tensor | None, row: int = 0) -> c_void_p:
-    """Where a row of a contiguous tensor begins. Slicing would take longer than what is called."""
+    """The address of a row of a contiguous tensor. Slicing would take longer than the operator that reads it."""
     if tensor is None:
         return c_void_p(None)
     return c_void_p(tensor.data_ptr() + (row and row * tensor.stride(0) * tensor.itemsize))

@@ -21,13 +21,13 @@ def takes(states: Sequence[Tensor]) -> bool:
 
 
 def addresses(states: Sequence[Tensor]) -> NDArray[np.int64]:
-    """Where they begin."""
+    """The addresses at which they begin."""
     return np.array([tensor.data_ptr() for tensor in states])
 
 
 def move(begins: NDArray[np.int64], like: Tensor, source: Sequence[int], start: int) -> None:
-    """Gather slots `source`, ascending and none before its new place, into the slots from `start` on, of all tensors
-    that begin there and are `like` this one."""
+    """Gather slots `source`, ascending and none before its new place, into the slots from `start` on, in all tensors
+    that begin at `begins`, which are `like` this one."""
     heads, slots, _ = like.shape
     sizes = (len(source), start, heads, slots, like.stride(1) * like.itemsize)
     where = address(begins), c_int64(begins.size), (c_int64 * len(source))(*source)

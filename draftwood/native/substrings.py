@@ -1,4 +1,4 @@
-"""The suffix automaton of a text, compiled: a token takes a fraction of what it takes in Python."""
+"""The suffix automaton of a text, compiled: a token takes a fraction of the time that it takes in Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood.native.build import address, library
 Rows = NDArray[np.int32]
 
 LEAST = 256  # states that there is room for at first
-FOLLOWERS = 64  # of a state, that are asked for at once
+FOLLOWERS = 64  # of a state, that are read at once
 
 
 class Automaton(Structure):

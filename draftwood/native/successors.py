@@ -1,4 +1,4 @@
-"""Learning what follows a token in one call: in Python a dozen of them take as long as a small forward of a drafter."""
+"""Learning what follows tokens in one call: in Python a dozen tokens take as long as a small drafter's forward."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Table(Structure):
 
 
 def table_of(known: Successors) -> Table:
-    """Where it is. Its arrays are others once it has learned."""
+    """Where its arrays are. They may be other ones once it has learned."""
     arrays = (known.slots, known.seen, known.names, known.probs)
     return Table(*(address(array) for array in arrays), len(known.slots), known.rows)
 
 
 def quickest() -> Learn:
-    """`Successors.learn`, as it is compiled if it is."""
+    """`Successors.learn`, compiled if that is possible."""
     return learn if operators().library is not None else Successors.learn
 
 
