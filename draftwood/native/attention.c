@@ -1,13 +1,14 @@
-// Attention over the keys and values of a cache, for bf16 on a CPU: a tree behind its context in one call.
+// Attention over the keys and values of a cache, for bf16 on a CPU: a tree after its context in one call.
 //
 // A row's result never depends on the other rows: sums run over its own visible keys, in an order that their positions
-// decide (others add an exact zero). So a token gets the same bits alone, in a chain and in a tree, and on any number of
-// threads.
+// decide (others add an exact zero). So a token gets the same bits alone, in a chain and in a tree, and on any number
+// of threads.
 
 #include "attention.h"
 
-// How many numbers of a head a thread sums at a time: all where it sums all anyway and vectors are narrow; else more where
-// it does, if their sums fit in registers. Not less than a line where that divides a head: two threads would read it.
+// How many numbers of a head a thread sums at a time. A thread that has a block alone sums all at once if vectors are
+// narrow, and two lines if their sums fit in registers. Else it is one line, or less only if that does not divide a
+// head: two threads would read a line that they share.
 static inline int64_t wide_of(const Call *call, int64_t pace, int alone) {
     if (alone && NARROW) return call->dim;
     int64_t wide = alone && (pace < AT_ONCE || tiles(call->dim)) ? 2 * LINE / sizeof(bf16) : LINE / sizeof(bf16);
@@ -19,7 +20,7 @@ static inline int64_t pace_of(int64_t lanes) {
     return lanes > AT_ONCE ? QUERIES : lanes > AT_ONCE / 2 ? AT_ONCE : AT_ONCE / 2;
 }
 
-// No more than `most` queries from `start` on of a part and a key head.
+// A block of at most `most` queries from `start` on, of one part and one key head.
 static Block block_of(const Call *call, const Part *part, int64_t head, int64_t start, int64_t most) {
     int64_t queries = part->rows * call->groups, lanes = queries - start < most ? queries - start : most;
     int64_t top = start / call->groups, last = (start + lanes - 1) / call->groups;
@@ -37,7 +38,7 @@ static Block block_of(const Call *call, const Part *part, int64_t head, int64_t 
     return block;
 }
 
-// The vectors that a block's scores and their largest take.
+// The vectors that a block's scores and their maxima take.
 static inline int64_t size_at(const Block *block, int64_t pace) {
     return block->ranges * (vectors_of(pace) + RANGE * pace / LANES);
 }
@@ -49,14 +50,14 @@ static int larger_first(const void *one, const void *other) {
     return (a < b) - (a > b);
 }
 
-// Of blocks that are alike: queries of each piece, if those left over when every thread has had as many as the others are
-// divided among all threads.
+// Of blocks that are alike, some are left over when all threads have had equally many. Queries of each piece if these
+// are divided among all threads.
 static inline int64_t piece_of(const Block *blocks, int64_t count, int threads) {
     int64_t rest = count % threads, pieces = rest ? threads / rest : 1;
     return ((blocks->lanes + pieces - 1) / pieces + 3) / 4 * 4;
 }
 
-// Divides those. Returns how many blocks there are.
+// Divides the blocks that are left over. Returns how many blocks there are then.
 static int64_t divide_rest(const Call *call, Block *blocks, int64_t count, int threads) {
     int64_t step = piece_of(blocks, count, threads), listed = count - count % threads;
     Block rest[threads];
@@ -74,7 +75,7 @@ static inline void place(Block *block, vec *room) {
     block->scores = (float *)(room + block->ranges * vectors_of(block->pace));
 }
 
-// A thread for each block: none waits for another.
+// One thread for each block, so that none waits for another.
 static void attend_whole(const Call *call, const Block *blocks, int64_t count, vec *scores, int64_t largest,
                          int threads) {
     int begun = 0, taken = 0;
@@ -102,7 +103,7 @@ static void attend_whole(const Call *call, const Block *blocks, int64_t count, v
     }
 }
 
-// The block that range i of all is of.
+// The block that range i of all ranges belongs to.
 static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
     int64_t low = 0, high = count;
     while (high - low > 1) {
@@ -112,7 +113,7 @@ static const Block *holder(const Block *blocks, int64_t count, int64_t i) {
     return blocks + low;
 }
 
-// All threads for all blocks: each loop is divided as finely as the order of its sums permits.
+// All threads share all blocks: each loop is divided as finely as the order of its sums permits.
 static void attend_together(const Call *call, const Block *blocks, int64_t count, int threads) {
     const int64_t ranges = blocks[count - 1].before + blocks[count - 1].ranges;
     const int64_t wide = wide_of(call, QUERIES, 0), pieces = call->dim / wide;
@@ -136,7 +137,7 @@ static void attend_together(const Call *call, const Block *blocks, int64_t count
     }
 }
 
-// The same, no more blocks at a time than there is room for scores.
+// The same with no more blocks at a time than there is room for their scores.
 static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *scores, int64_t room, int threads) {
     for (int64_t start = 0, stop = 0; start < count; start = stop) {
         int64_t used = 0, before = 0;
@@ -149,9 +150,9 @@ static void attend_divided(const Call *call, Block *blocks, int64_t count, vec *
     }
 }
 
-// What rows of q [all rows, H, D] see: each part's `context` committed slots and, behind them, its rows m with
-// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing `window` or
-// more positions back is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
+// What rows of q [all rows, H, D] see: each part's `context` committed slots and, after them, its rows m with
+// visible[r, m] (null: all up to r itself, or all of a `whole` part). Positions are context + depth[r]; nothing
+// `window` or more positions back is seen (0: no limit). out is [all rows, H, D]. Returns 0, or 1 if memory ran out.
 int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t heads, int64_t kv_heads, int64_t dim,
            int64_t window, float scale, int threads) {
     Call call = {q, out, heads, heads / kv_heads, dim, window, scale};
@@ -164,7 +165,7 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     if (work <= SMALL) threads = 1;
     Block *blocks = malloc((most + threads) * sizeof(Block));
     if (!blocks) return 1;
-    // In an order in which a thread mostly takes blocks of one head: its keys and values are then in its cache.
+    // Listed so that a thread mostly takes blocks of one head, whose keys and values are then in its cache.
     for (int64_t p = 0; p < count; p++)
         for (int64_t first = 0; first < kv_heads; first += threads)
             for (int64_t start = 0; start < parts[p].rows * call.groups; start += QUERIES)
@@ -178,8 +179,8 @@ int attend(const bf16 *q, const Part *parts, int64_t count, bf16 *out, int64_t h
     int alike = least == largest;
     if (alike && listed % threads)
         spent = listed / threads * turn + threads * size_at(blocks, pace_of(piece_of(blocks, listed, threads)));
-    // Idle threads are better than blocks of which each has a part if they are few, or idle for no longer than threads wait
-    // for each other: many scores would go from one core to another.
+    // Threads may rather be idle than share blocks, whose scores would go from one core to another, if they are idle
+    // for a small share of the time, or for no longer than threads would wait for each other.
     int whole = threads == 1 || spent - total <= threads * MEETING;
     whole = whole || spent * 8 <= total * (blocks[0].pace == QUERIES ? 12 : 9);
     if (whole && alike) listed = divide_rest(&call, blocks, listed, threads);

@@ -3,14 +3,14 @@
 #include "native.h"
 
 #define AT_ONCE 8     // sums that go on side by side
-#define QUERIES 16    // of a block, the most
-#define NARROW (LANES == 8)       // vectors, and half as many registers
-#define COLUMNS (NARROW ? 2 : 4)  // of a head that are summed side by side for a few lanes; of wide ones half as many for more
-#define GROUPS (NARROW ? MOST_DIM / (COLUMNS * LANES) : 1)  // of COLUMNS vectors that one thread sums, at most
+#define QUERIES 16    // most of a block
+#define NARROW (LANES == 8)       // whether vectors are narrow, and registers half as many
+#define COLUMNS (NARROW ? 2 : 4)  // vectors of a head summed at once for few lanes; half as many wide ones for more
+#define GROUPS (NARROW ? MOST_DIM / (COLUMNS * LANES) : 1)  // most groups of COLUMNS vectors that one thread sums
 #define RANGE 256     // slots that a thread takes at a time, a multiple of 4 * LANES
 #define WAVE 16384    // vectors of scores for each thread, where one block needs less
-#define FAR 32768     // bytes between what is asked of memory and what is used: of a range, which another thread may take
-#define MEETING 100   // vectors of scores that a thread is done with in the time that it takes all to meet
+#define FAR 32768     // bytes between prefetch and use: those of a range, which another thread may take
+#define MEETING 100   // vectors of scores that a thread can do in the time that threads take to wait for each other
 #define STRIP 32      // slots whose values are weighed together on tiles, from a multiple of so many on
 #if defined(DOTS) && !defined(TILES)
 #define JOINED 2  // slots whose values are weighed at once where there are no tiles, see values.c
@@ -67,7 +67,7 @@ static inline int64_t filled_of(const Block *block, int64_t range) {
     return (slots_of(block, range) + STRIP - 1) / STRIP * STRIP;
 }
 
-// Four rows of four numbers of 32 bits to four columns. Narrow vectors, as every machine has their shuffles.
+// Turns four rows of four numbers of 32 bits into columns. With narrow vectors, whose shuffles every machine has.
 static inline void cross(const void *from, int64_t step, void *to, int64_t pace) {
     quad x[4];
     for (int i = 0; i < 4; i++) memcpy(x + i, (const int32_t *)from + i * step, sizeof(quad));
@@ -78,7 +78,7 @@ static inline void cross(const void *from, int64_t step, void *to, int64_t pace)
     for (int i = 0; i < 4; i++) memcpy((int32_t *)to + i * pace, turned + i, sizeof(quad));
 }
 
-// What is read a row after the other: `left` bytes from `at` on, and then what begins at `then`.
+// What is read one row after the other: `left` bytes from `at` on, and then what begins at `then`.
 typedef struct {
     const char *at, *then;
     int64_t left;
@@ -88,7 +88,7 @@ static inline Stream stream_of(const bf16 *from, int64_t numbers, const bf16 *th
     return (Stream){(const char *)from, (const char *)then, numbers * (int64_t)sizeof *from};
 }
 
-// Asks memory for `bytes` of each of `rows` rows long before they are read, `row` bytes apart.
+// Prefetches `bytes` of each of `rows` rows, `row` bytes apart, long before they are read.
 INLINE void ask(Stream *stream, int64_t rows, int64_t row, int64_t bytes) {
     for (int64_t r = 0; r < rows; r++, stream->at += row, stream->left -= row) {
         const char *far = stream->left > FAR ? stream->at + FAR : stream->then + (FAR - stream->left);

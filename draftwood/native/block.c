@@ -1,26 +1,27 @@
-// A block drafter's draft for one request: where each part is called from outside, calls take half as long as the parts do.
+// A block drafter's draft for one request in one call: calling its parts from Python takes half as long as the parts
+// do.
 
 #include "layers.h"
 
-// A drafter, and what makes its keys and values of taps. As block.py lays it out, like what follows.
+// A drafter, and what turns taps into its keys and values. As block.py lays it out, like the next two.
 typedef struct {
     const Decoder *decoder;
     const Linear *fuse, *kv;     // taps -> hidden -> layers * 2 * G * D
     const bf16 *norm, *k_norm;
-    const int64_t *ids;          // tokens of the head's rows; null: their places
-    const bf16 *before, *after;  // [vocab, rank], what scores pairs of candidates; null: depths are independent
+    const int64_t *ids;          // tokens of the head's rows; null: their numbers
+    const bf16 *before, *after;  // [vocab, rank], which score pairs of candidates; null: depths are independent
     int64_t wide, rank;          // numbers of a row of taps
 } Drafter;
 
-// What it drafts behind: `waiting` taps, and `context` slots of `room` in which it has keys and values.
+// What it drafts after: `waiting` taps, and `context` slots out of `room` in which it has keys and values.
 typedef struct {
     const bf16 *taps;
     bf16 *const *slots;  // [layers, 2]
     int64_t waiting, context, room;
 } Behind;
 
-// What becomes of a block: k candidates of each of `depth` places, and all pairs [depth - 1, k, k] of neighbours. With keys
-// [depth] those that noise favours.
+// Where a draft goes: k candidates of each of `depth` places, and scores of all pairs [depth - 1, k, k] of neighbours.
+// With keys [depth] the candidates are those that noise favours.
 typedef struct {
     const uint64_t *keys;
     double heat;
@@ -29,8 +30,8 @@ typedef struct {
     float *logp, *pairs;
 } Found;
 
-// Writes what `drafter` predicts for the tokens behind the first of block [size]: the root, and what is masked. What waits
-// gets its keys and values first. Returns 0, or 1 if memory ran out.
+// Writes what `drafter` predicts for the tokens after the first of block [size], which are the root and masks. Taps
+// that wait get their keys and values first. Returns 0, or 1 if memory ran out.
 int draft_block(const Drafter *drafter, const Behind *behind, const int64_t *block, int64_t size, const Found *found,
                 int threads) {
     const Decoder *model = drafter->decoder;

@@ -2,11 +2,12 @@
 
 #include "native.h"
 
-#define FAINTEST 1e-38   // no mass counts as less,
-#define SUREST (1 - 1e-5)  // and none as more, as in recent.py
+#define FAINTEST 1e-38   // a mass counts as no less,
+#define SUREST (1 - 1e-5)  // and as no more, as in recent.py
 #define KNOWN 4          // weights: of 1, log mass, -log(1 - mass), depth - 1
 
-// Of masses and depths [n], by weights [4] and so many standard errors more, of a covariance [4, 4].
+// The chances of nodes with `masses` and `depths` [n], by weights [4]: raised by `optimism` standard errors, which
+// follow from a covariance [4, 4].
 void chances(const double *weights, const double *covariance, const float *masses, const int64_t *depths, float *out,
              int64_t n, double optimism) {
     for (int64_t i = 0; i < n; i++) {

@@ -7,11 +7,11 @@ typedef struct {
     const float *logp, *pairs;  // [depth, k], [depth - 1, k, k]
     const int64_t *tokens;      // [depth, k]
     const uint64_t *keys;       // [depth] of the noise, or null
-    double heat, *noise;        // its factor, and what it is [depth, k] as far as it is known
+    double heat, *noise;        // its factor, and the noise [depth, k] as far as it is known
     int64_t known, depth, k;
 } Trellis;
 
-// What is said of the children of a node: log p and noise, [k] each.
+// The children of a node: their log p and noise, [k] each.
 typedef struct {
     const float *logp;
     const double *noise;  // or null
@@ -35,7 +35,7 @@ static inline double sum_at(const Row *row, int64_t rank) {
     return row->noise ? logp + row->noise[rank] : logp;
 }
 
-// As trellis.py weighs a row; 0 without noise.
+// The logarithm that normalises a row, as in trellis.py; 0 without noise.
 static double total_of(const Row *row) {
     if (!row->noise) return 0.0;
     double sums = 0.0, known = 0.0;
@@ -44,8 +44,8 @@ static double total_of(const Row *row) {
     return log(sums + (known < 1.0 ? 1.0 - known : 0.0));
 }
 
-// The rank that comes after `last` (-1: the first) as a row falls, the first of equals first; k if none is alive. Few are
-// asked for of a row, so looking through it is quicker than sorting it.
+// The rank that comes after `last` (-1: the first) in the falling order of a row, the first of equals first; k if there
+// is none that is possible. Few ranks of a row are needed, so looking through it is quicker than sorting it.
 static int64_t after(const Row *row, int64_t last) {
     int64_t next = row->k;
     double most = -INFINITY, before = last < 0 ? INFINITY : sum_at(row, last);
@@ -68,11 +68,11 @@ static void follow(Heap *heap, Trellis *draft, Node *nodes, int64_t parent, int6
     push(heap, (Node){node->cost + (cost > 0.0 ? cost : 0.0), node->depth + 1, parent, rank, 0.0});
 }
 
-// Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
-// than `barren`. Candidates are `tokens` [depth, k], all different in a depth, with logp [depth, k], pairs
-// [depth - 1, k, k], and keys [depth] of noise and its factor (or null). Out are logarithms of masses [1 + n_max], and
-// tokens, parents and depths in rows [3, 1 + n_max]; the root's token stays. Returns the number of nodes without the root,
-// or -1 if memory ran out.
+// Grows best first: the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs
+// more than `barren`. Candidates are `tokens` [depth, k], all different in a depth, with logp [depth, k], pairs
+// [depth - 1, k, k], and keys [depth] of noise (or null) and its factor. Results are logarithms of masses [1 + n_max],
+// and tokens, parents and depths in rows [3, 1 + n_max]; the root's token stays. Returns the number of nodes without
+// the root, or -1 if memory ran out.
 int64_t grow(const int64_t *tokens, const float *logp, const float *pairs, const uint64_t *keys, int64_t *rows, double *logs,
              int64_t depth, int64_t k, int64_t n_max, double heat, double most, double barren) {
     Node *nodes = malloc(2 * (n_max + 1) * sizeof *nodes + depth * k * sizeof(double));

@@ -8,10 +8,10 @@
 typedef struct {
     double cost;                  // -log p of the path to it
     int64_t depth, parent, rank;  // the rank among the candidates of its depth, or of its parent
-    double total;                 // what noise makes of the sum of its children and the rest, as a logarithm
+    double total;                 // log of the sum over its children with noise, and of the rest
 } Node;
 
-// Those that wait: of each node of the tree no more than the next child, so no two children of one are compared.
+// The nodes that wait: of each node of the tree only the next child, so no two children of one node are compared.
 typedef struct {
     Node *nodes;
     int64_t count;

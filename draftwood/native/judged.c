@@ -15,7 +15,8 @@ static void move(double *exponent, double gradient, double lowest) {
     *exponent = fmin(fmax(moved, lowest), HIGHEST);
 }
 
-// Exponents towards a larger log p(chosen): log q and log s there, less their means under p.
+// Moves exponents towards a larger log p(chosen). The gradient is log q and log s of the chosen token, less their means
+// under p.
 static void follow_gradient(double *exponents, const Row *row, const Corrected *found, int64_t rank, int64_t at) {
     double mean_q = 0.0, mean_s = 0.0, spoken = 0.0;
     for (int64_t r = 0; r < row->count; r++) mean_q += found->factor * row->powers[r] * row->logp[r];
@@ -29,8 +30,8 @@ static void follow_gradient(double *exponents, const Row *row, const Corrected *
     move(exponents + known_of(found->seen), log((at < 0 ? 0.0 : found->said[at]) + FLOOR) - mean_s, 0.0);
 }
 
-// A token was chosen that the others gave probability `p[0]`, and those without the row `p[1]`: now what these and the
-// opinion give it together.
+// Credits an opinion for a chosen token, to which the others gave probability `p[0]`, and the others without the row
+// `p[1]`: these become what they and the opinion give it together.
 static void credit(const Opinion *said, double *p, int64_t token) {
     int32_t edge = find(said->text, said->state, (int32_t)token);
     double own = edge < 0 ? 0.0 : likely(said, edge), share = share_of(said->evidence);
@@ -40,8 +41,8 @@ static void credit(const Opinion *said, double *p, int64_t token) {
     for (int64_t i = 0; i < 2; i++) p[i] += share * (own - p[i]);
 }
 
-// The target wrote `chosen` [n] behind `root`: exponents and evidence learn of it. Into `judged` [n, 3] what the
-// pool, the row alone and all but the row had given each token. Returns how many of them there was a row for.
+// The target wrote `chosen` [n] after `root`: exponents and evidence learn from it. Into `judged` [n, 3] go the
+// probabilities that the pool, the row alone and all but the row gave each token. Returns for how many there was a row.
 int64_t learn_pooled(const Pool *pool, int64_t root, const int64_t *chosen, int64_t n, double *judged) {
     int32_t places[TEXTS][2];
     int64_t rows = 0;

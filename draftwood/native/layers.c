@@ -1,4 +1,4 @@
-// All layers of a decoder in one call: between the operators of a small model, calls from outside take as long as they do.
+// All layers of a decoder in one call: calling a small model's operators from Python takes as long as the operators do.
 
 #include "layers.h"
 
@@ -7,7 +7,7 @@ static int apply(const Linear *linear, const bf16 *x, bf16 *out, int64_t rows, i
     return multiply(x, linear->weight, linear->bias, out, rows, depth, width, threads);
 }
 
-// Room for a layer's results, one behind the other: `size` numbers of each of `rows` rows.
+// Room for a layer's results, one after the other: `size` numbers of each of `rows` rows.
 static bf16 *take(bf16 **room, int64_t rows, int64_t size) {
     bf16 *mine = *room;
     *room += rows * size;
@@ -18,9 +18,9 @@ static void look_up(const bf16 *table, const int64_t *places, int64_t count, int
     for (int64_t i = 0; i < count; i++) memcpy(out + i * width, table + places[i] * width, width * sizeof *out);
 }
 
-// x [rows, hidden] through all layers; RMSNorm(layers(x)) * last_norm to `normed`. Every row belongs to a part, whose keys
-// and values in each layer begin at slots [layers, parts, 2]. Taps [rows, stride] take what the last layer gave at
-// last_tap; cosine and sine are [rows, D], `rest` is room for all results of a layer.
+// Runs x [rows, hidden] through all layers and writes RMSNorm(layers(x)) * last_norm to `normed`. Every row belongs to
+// a part, whose keys and values in each layer begin at slots [layers, parts, 2]. Taps [rows, stride] get the last
+// layer's output at last_tap; cosine and sine are [rows, D], `rest` is room for all results of a layer.
 static int run_layers(const Layer *layers, int64_t count, const Shape *shape, const bf16 *last_norm, bf16 *x, bf16 *normed,
                       int64_t rows, const bf16 *cosine, const bf16 *sine, Part *parts, int64_t requests,
                       bf16 *const *slots, bf16 *taps, int64_t last_tap, int64_t stride, bf16 *rest, int threads) {
@@ -50,9 +50,9 @@ static int run_layers(const Layer *layers, int64_t count, const Shape *shape, co
     return failed;
 }
 
-// Logits out [wants, vocab], or what the last norm gave [wants, hidden], of the rows `wanted` (null: all), for tokens
-// [rows] at positions [rows], whose cosines and sines are rows of the tables. The rest is as in run_layers. Returns 0, or 1
-// if memory ran out.
+// Writes logits [wants, vocab] to `out`, or without a head the last norm's results [wants, hidden], of the rows
+// `wanted` (null: all), for tokens [rows] at positions [rows], whose cosines and sines are rows of the tables. The rest
+// is as in run_layers. Returns 0, or 1 if memory ran out.
 int forward(const Layer *layers, int64_t count, const Shape *shape, const Ends *ends, const int64_t *tokens,
             const int64_t *positions, int64_t rows, const bf16 *cosines, const bf16 *sines, Part *parts,
             int64_t requests, bf16 *const *slots, bf16 *taps, int64_t last_tap, int64_t stride, const int64_t *wanted,
@@ -78,9 +78,9 @@ int forward(const Layer *layers, int64_t count, const Shape *shape, const Ends *
     return failed;
 }
 
-// Keys and values in all layers of one part's context tokens, from taps [rows, wide], to its slots [layers, 2] behind its
-// context: taps through `fuse` and a norm, and through `kv` [layers, 2, G, D]; keys normalised (unless k_norm [layers, G, D]
-// is null) and turned. Returns 0, or 1 if memory ran out.
+// Writes keys and values of one part's context tokens in all layers to its slots [layers, 2] after its context. Taps
+// [rows, wide] go through `fuse`, a norm and `kv` [layers, 2, G, D]; keys are normalised (unless k_norm [layers, G, D]
+// is null) and rotated. Returns 0, or 1 if memory ran out.
 int project(const bf16 *taps, int64_t wide, const Linear *fuse, const bf16 *norm, const Linear *kv, const bf16 *k_norm,
             int64_t count, const Shape *shape, const bf16 *cosine, const bf16 *sine, Part *part, bf16 *const *slots,
             int threads) {

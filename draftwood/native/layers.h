@@ -2,7 +2,7 @@
 
 #include "native.h"
 
-// A product with a weight in panels; no bias is null.
+// A product with a weight in panels; null if there is no bias.
 typedef struct {
     const ivec *weight;
     const bf16 *bias;
@@ -12,8 +12,8 @@ typedef struct {
 typedef struct {
     const bf16 *input_norm, *qk_norm, *post_norm;
     Linear qkv, output, gate_up, down;
-    int64_t window, whole;  // how far back it looks, 0 for all; whether rows see those behind them
-    int64_t tap;            // where in a row of taps what the layer before gave goes, -1 for nowhere
+    int64_t window, whole;  // how far back it looks, 0 for all; whether rows see later ones
+    int64_t tap;            // where in a row of taps the output of the layer before goes, -1 for nowhere
 } Layer;
 
 // What all layers share. As records.py lays it out.
@@ -22,10 +22,10 @@ typedef struct {
     float eps, scale;
 } Shape;
 
-// What stands before and behind the layers. As records.py lays it out.
+// What comes before and after the layers. As records.py lays it out.
 typedef struct {
     const bf16 *embedding, *last_norm;  // [any, hidden], [hidden]
-    Linear head;                        // hidden -> vocab; without one what the last norm gave is asked for
+    Linear head;                        // hidden -> vocab; without one the last norm's results are wanted
     int64_t vocab;
     float scale;  // of embeddings
 } Ends;

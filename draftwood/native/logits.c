@@ -1,15 +1,15 @@
-// What becomes of logits: the likeliest tokens, which follows which, and the target's own draws.
+// What is made of logits: the likeliest tokens, which one follows which, and the target's own draws.
 
 #include "native.h"
 
 #define CHUNK 64         // logits that are looked at together
-#define STEEPEST 1e30f   // 1 / temperature: the largest logit's share of it must stay a number
+#define STEEPEST 1e30f   // most that 1 / temperature may be: infinity times the largest logit's 0 is not a number
 #define VALUES 65536     // numbers in bf16
-#define LOWEST -3e38f    // a logit from which on a token may be drawn: minus infinity may not
+#define LOWEST -3e38f    // least logit of a token that may be drawn: one at minus infinity may not
 #define FAR 10.0f        // a distance of logits
-#define FAINTEST -87.0f  // a power below which a weight is none
+#define FAINTEST -87.0f  // an exponent below which a weight counts as 0
 #define SPAN 32          // logits whose noise is looked at together
-#define FAVOUR 8.0       // noise counts for no more where candidates are chosen, as in noise.py
+#define FAVOUR 8.0       // most that noise counts for where candidates are chosen, as in noise.py
 
 static inline float largest(vec x) {
     float part[LANES];
@@ -57,7 +57,8 @@ static float log_sum(const bf16 *row, int64_t size, float most) {
 }
 
 // The largest probability of a row to about a percent, in one pass; not a number where no logit is one. Chunks that are
-// FAR below the largest, three of four of a language model's, are left out: half a percent of the whole, by measurement.
+// FAR below the largest, three of four of a language model's, are left out: half a percent of the whole, by
+// measurement.
 float confidence(const bf16 *row, int64_t size) {
     float best = -INFINITY;
     vec sum = {0};  // of exponentials below `best`
@@ -77,7 +78,7 @@ float confidence(const bf16 *row, int64_t size) {
     return best > -INFINITY ? 1.0f / total((float *)&sum) : NAN;
 }
 
-// The most that the bits of the noise of CHUNK tokens from one on are.
+// The largest bits of noise among CHUNK tokens from `token` on.
 static inline uint64_t most_bits(uint64_t key, int64_t token) {
     words states, most = {0};
     for (int l = 0; l < WORDS; l++) states[l] = key + (uint64_t)(token + 1 + l) * STEP;
@@ -90,11 +91,11 @@ static inline uint64_t most_bits(uint64_t key, int64_t token) {
     return best;
 }
 
-// No less than the noise of these bits, without a logarithm: -log(-log u) is below -log(1 - u), of which the power of two
-// is enough.
+// An upper bound of the noise of these bits, without a logarithm: -log(-log u) is below -log(1 - u), for which the
+// power of two is enough.
 static inline double most_noise(uint64_t bits) { return M_LN2 * (__builtin_clzll((1ll << NOISE) - bits) - 10); }
 
-// Puts a value where it belongs among k that fall, if it does.
+// Puts a value where it belongs among the k largest in falling order, if it is one of them.
 static inline void insert(float value, int64_t at, int64_t k, int64_t *place, float *best) {
     if (!(value > best[k - 1])) return;
     int64_t j = k - 1;
@@ -108,7 +109,7 @@ static inline int among(const int64_t *places, int64_t k, int64_t place) {
     return found;
 }
 
-// Where fewer than k are alive, the first of the others.
+// Where fewer than k are possible, fills up with the first of the other places.
 static inline void fill(int64_t *place, int64_t k) {
     int64_t next = 0;
     for (int64_t n = 0; n < k; n++)
@@ -116,27 +117,27 @@ static inline void fill(int64_t *place, int64_t k) {
             if (!among(place, k, next)) place[n] = next;
 }
 
-// The places of the k largest of a row and what they are, the first of equals first.
+// The places of the k largest of a row, and their values, the first of equals first.
 static void largest_k(const bf16 *row, int64_t size, int64_t k, int64_t *place, float *best) {
     for (int64_t j = 0; j < k; j++) place[j] = -1, best[j] = -INFINITY;
     for (int64_t start = 0; start < size; start += CHUNK) {
         int64_t stop = start + CHUNK < size ? start + CHUNK : size;
-        if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // so most of them
+        if (stop - start == CHUNK && !(largest_of(row + start) > best[k - 1])) continue;  // most of them
         for (int64_t i = start; i < stop; i++) insert(up(row[i]), i, k, place, best);
     }
     fill(place, k);
 }
 
-// Numbers below 2^52.
+// Whole numbers below 2^52, as doubles.
 static inline doubles exact(words x) { return (doubles)(x | 0x4330000000000000) - 0x1p52; }
 
-// The same bound, to a tenth: the bits of a number, taken for one, are no more than its logarithm.
+// The same bound, to a tenth: the bits of a double, read as a whole number and scaled, do not exceed its logarithm.
 static inline doubles most_noises(words bits) {
     words left = (words)(0x1p52 - 0.5 - exact(bits));
     return M_LN2 * (1075.0 - 0x1p-40 * exact(left >> 12));
 }
 
-// Which of SPAN places from one on may have a larger sum than `least`, and whether any.
+// Marks which of SPAN places from `start` on may have a larger sum than `least`. Returns whether any may.
 static inline int contenders(const bf16 *row, const int64_t *ids, uint64_t key, double heat, int64_t start, double least,
                              int64_t *which) {
     words any = {0};
@@ -159,8 +160,8 @@ static inline float sum_of(const bf16 *row, const int64_t *ids, uint64_t key, do
     return up(row[i]) + heat * (noise < FAVOUR ? noise : FAVOUR);
 }
 
-// The same as `largest_k` of sums of logit and noise, `heat` times that of the tokens `ids` (null: the places); in the
-// order of their logits, which `best` gets. `likely` [k] is scratch.
+// As `largest_k`, by the sums of logit and noise, which is `heat` times that of the tokens `ids` (null: the places);
+// but in the order of their logits, which go into `best`. `likely` [k] is scratch.
 static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *ids, uint64_t key, double heat,
                        int64_t *place, float *best, int64_t *likely) {
     int64_t which[SPAN];
@@ -184,8 +185,8 @@ static void favoured_k(const bf16 *row, int64_t size, int64_t k, const int64_t *
 }
 
 // The k largest of each row of logits [rows, size], the first of equals first: their places, and log-probabilities
-// normalised over the row. Both out are [rows, k]. With keys [rows] the k that noise favours, in the same order; these take
-// scratch [rows, k]. None are written where k is 0.
+// normalised over the row, [rows, k] each. With keys [rows] the k that noise favours, in the same order; only this
+// needs scratch [rows, k]. Nothing is written if k is 0.
 void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t *ids, const uint64_t *keys,
                 int64_t *scratch, int64_t rows, int64_t size, int64_t k, double heat, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > SMALL / 2)
@@ -200,8 +201,9 @@ void candidates(const bf16 *logits, int64_t *places, float *logp, const int64_t 
     }
 }
 
-// log p of each of k candidates `to`, given each of those before, `from`: `before` of the one times `after` of the other, of
-// `rank` numbers, and the other's logp [k]; what is no candidate keeps its share. Returns 0, or 1 if memory ran out.
+// log p of each of k candidates `to`, given each of those before, `from`: the product of `before` of the one and
+// `after` of the other, `rank` numbers each, plus the other's logp [k], normalised. Other tokens keep their share.
+// Returns 0, or 1 if memory ran out.
 static int score_pairs(const int64_t *from, const int64_t *to, const float *logp, const bf16 *before, const bf16 *after,
                        float *out, int64_t k, int64_t rank) {
     int64_t vectors = (k + LANES - 1) / LANES, wide = vectors * LANES;
@@ -230,7 +232,7 @@ static int score_pairs(const int64_t *from, const int64_t *to, const float *logp
     return 0;
 }
 
-// The same for each depth but the first, [depths - 1, k, k]: `rows` [depths, k] say which candidates.
+// The same for each depth but the first, [depths - 1, k, k]; `rows` [depths, k] are the candidates.
 int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, const bf16 *after, float *out,
                 int64_t depths, int64_t k, int64_t rank, int threads) {
     int failed = 0;
@@ -240,15 +242,15 @@ int pair_scores(const int64_t *rows, const float *logp, const bf16 *before, cons
     return failed;
 }
 
-// Which tokens may be drawn: those of logits from `least` on, before the place `from` only of those above. They weigh exp of
-// how far they are below `most`, times `rate`, 1 / temperature as far as it is a number.
+// Which tokens may be drawn: those with logits of `least` or more, but before the place `from` only those with more. A
+// token's weight is exp((logit - most) * rate), where `rate` is 1 / temperature, at most STEEPEST.
 typedef struct {
     double temperature;
-    float most, rate, least, above;  // `above` is the next number
+    float most, rate, least, above;  // `above` is the next number after `least`
     int64_t from, place;             // `place` is that of the largest
 } Draw;
 
-// A number's place among all, by size.
+// The place of a bf16 number among all of them, by size.
 static inline uint16_t rank_of(bf16 x) {
     x = x == 0x8000 ? 0 : x;  // there are two zeros
     return x ^ (uint16_t)((int16_t)x >> 15 | 0x8000);
@@ -258,7 +260,7 @@ static inline float of_rank(uint16_t rank) { return up(rank & 0x8000 ? rank ^ 0x
 
 static inline float least_at(const Draw *draw, int64_t place) { return place < draw->from ? draw->above : draw->least; }
 
-// The place behind the first `count` logits that are `value`.
+// The place after the first `count` logits that are `value`.
 static int64_t behind(const bf16 *row, int64_t size, float value, int64_t count) {
     int64_t i = 0;
     for (; i < size && count; i++) count -= up(row[i]) == value;
@@ -270,16 +272,16 @@ static double weight_of(const Draw *draw, int64_t rank) {
     return power > FAINTEST ? exponential(every(power))[0] : 0.0;
 }
 
-// What a draw goes by. As candidates.py lays it out.
+// The rules of a draw. As candidates.py lays it out.
 typedef struct {
     double temperature;  // above 0
     int64_t top_k;       // the size of a row, if all are kept
     double top_p, min_p;
 } Rules;
 
-// Leaves the `top_k` largest, the fewest of these that hold `top_p` of their weight, and none of less than `min_p` of the
-// largest weight, in this order; of equal logits top-k takes all and top-p the last ones. Few numbers of a row differ, so
-// they are counted instead of sorted. Returns 0, or 1 if memory ran out.
+// Keeps the `top_k` largest, of these the fewest that hold `top_p` of their weight, and of those none with less than
+// `min_p` of the largest weight. Of equal logits top-k keeps all and top-p the last ones. A row has few different
+// numbers, so they are counted instead of sorted. Returns 0, or 1 if memory ran out.
 static int cut(Draw *draw, const bf16 *row, int64_t size, const Rules *rules) {
     uint32_t *count = calloc(VALUES, sizeof *count);
     if (!count) return 1;
@@ -318,7 +320,8 @@ typedef struct {
     int64_t place;
 } Drawn;
 
-// The largest sum of some tokens and of those before; few are near it, and only these take logarithms.
+// The larger one of `best` and the largest sum of the tokens from `start` to `stop`; only the few near it take
+// logarithms.
 static Drawn noisier(Drawn best, const Draw *draw, const bf16 *row, int64_t start, int64_t stop, uint64_t key) {
     for (int64_t i = start; i < stop; i++) {
         double score = score_of(draw, up(row[i]));
@@ -329,8 +332,8 @@ static Drawn noisier(Drawn best, const Draw *draw, const bf16 *row, int64_t star
     return best;
 }
 
-// The place of the largest sum of score and noise under a key; 0 if no token may be drawn. Where the largest logit is the
-// sum is mostly so large that hardly any other chunk could hold one that is larger.
+// The place of the largest sum of score and noise under a key; 0 if no token may be drawn. The chunk with the largest
+// logit is first: its sum is mostly so large that hardly any other chunk could hold a larger one.
 static int64_t noisiest(const Draw *draw, const bf16 *row, int64_t size, uint64_t key) {
     int64_t first = draw->place / CHUNK * CHUNK, rest = size - size % CHUNK;
     Drawn best = noisier((Drawn){-INFINITY, 0}, draw, row, first, first + CHUNK < size ? first + CHUNK : size, key);
@@ -342,15 +345,15 @@ static int64_t noisiest(const Draw *draw, const bf16 *row, int64_t size, uint64_
     return noisier(best, draw, row, rest, size, key).place;
 }
 
-// What the rules make of logits [size], drawn under a key; -1 if memory ran out.
+// The token that is drawn from logits [size] by the rules, under a key; -1 if memory ran out.
 int64_t draw(const bf16 *row, int64_t size, const Rules *rules, uint64_t key) {
     Draw draw;
     return prepare(&draw, row, size, rules) ? -1 : noisiest(&draw, row, size, key);
 }
 
-// What the target makes of a tree [1 + nodes], as in accept.py: rows of its logits [1 + nodes, size] are `pace` apart, and
-// without rules it takes the largest. Puts the nodes that it accepts into `path`, behind them the token that it writes there.
-// Returns how many they are, or -1 if memory ran out.
+// Follows the target through a tree [1 + nodes], as in accept.py: rows of its logits [1 + nodes, size] are `pace`
+// apart, and without rules it takes the largest. Puts the accepted nodes into `path`, and after them the bonus token.
+// Returns how many nodes were accepted, or -1 if memory ran out.
 int64_t walk(const bf16 *logits, int64_t pace, int64_t size, const int64_t *tokens, const int64_t *parents, int64_t nodes,
              const Rules *rules, const uint64_t *keys, int64_t *path) {
     for (int64_t node = 0, count = 0;;) {
@@ -364,7 +367,8 @@ int64_t walk(const bf16 *logits, int64_t pace, int64_t size, const int64_t *toke
     }
 }
 
-// What is drawn of each of several rows [rows, size], at temperatures and under keys of their own; at temperature 0 the largest.
+// Draws from each of several rows [rows, size] with a temperature and a key of its own; at temperature 0 takes the
+// largest.
 void draw_each(const bf16 *logits, int64_t rows, int64_t size, const double *temperatures, const uint64_t *keys,
                int64_t *places, int threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows * size > SMALL / 2)

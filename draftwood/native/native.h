@@ -16,14 +16,14 @@
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define LANES 8  // numbers in a vector: what the compiler splits in two it keeps in memory
+#define LANES 8  // numbers in a vector: wider ones, which the compiler splits in two, would be kept in memory
 #else
 #define LANES 16
 #endif
 #define PANEL 2       // vectors of outputs of a product whose sums go on side by side
 #define PAIRS (PANEL * (int64_t)sizeof(vec))  // bytes of a weight's panel for a pair of inputs
 #define LINE 64       // bytes of a line of a cache, 32 numbers
-#define NEAR 1024     // bytes between what is asked of the second cache and what is used
+#define NEAR 1024     // bytes between what is prefetched from the second cache and what is used
 #define NEVER -1e30f  // the score of what is not there or not seen
 #define MOST_DIM 512   // of a head
 #define SMALL 100000  // multiply-adds below which a second thread costs more than it brings
@@ -53,10 +53,10 @@ static inline bf16 down(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Asks memory for what will be read.
+// Prefetches from memory what will be read.
 INLINE void later(const void *from) { __builtin_prefetch(from, 0, 2); }
 
-// Asks the second cache for what will soon be read behind `from`.
+// Prefetches from the second cache what will soon be read after `from`.
 INLINE void soon(const void *from) { __builtin_prefetch((const char *)from + NEAR, 0, 3); }
 
 // The upper halves are the numbers in bf16.
@@ -137,7 +137,7 @@ typedef struct {
     const uint8_t *visible;  // [rows, rows] or null: every row sees those before it
     const int64_t *depth;    // [rows]
     int64_t start, rows, slots, context;
-    int64_t whole;  // whether every row sees all rows instead, those behind it too
+    int64_t whole;  // whether every row sees all rows instead, later ones too
 } Part;
 
 // ops.c

@@ -62,9 +62,9 @@ static void turn(const bf16 *head, const bf16 *weight, const bf16 *cosine, const
     }
 }
 
-// Queries of qkv [all rows, (H + 2 G) * D], whose rows are `stride` apart, normalised and turned, to q [all rows, H, D];
-// keys and values to each part's slots behind its context. qk_norm is [H + G, D] or null, cosine and sine are [all rows,
-// D].
+// Normalises and rotates queries and keys of qkv [all rows, (H + 2 G) * D], whose rows are `stride` apart. Queries go
+// to q [all rows, H, D], keys and values to each part's slots after its context. qk_norm is [H + G, D] or null, cosine
+// and sine are [all rows, D].
 void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf16 *cosine, const bf16 *sine, bf16 *q,
                   const Part *parts, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, float eps,
                   int threads) {
@@ -88,7 +88,8 @@ void rotate_store(const bf16 *qkv, int64_t stride, const bf16 *qk_norm, const bf
     }
 }
 
-// Slots `source` (ascending, none before its place) of tensors [heads, slots, bytes] into the slots from `start` on.
+// Moves slots `source` (ascending, none before its new place) of tensors [heads, slots, bytes] to those from `start`
+// on.
 void move_slots(char *const *tensors, int64_t count, const int64_t *source, int64_t moved, int64_t start,
                 int64_t heads, int64_t slots, int64_t bytes) {
     for (int64_t t = 0; t < count; t++)

@@ -10,7 +10,7 @@ typedef struct {
     int64_t token, source, tie;
 } Child;
 
-// Children of all nodes, those of one behind each other.
+// Children of all nodes, those of one node next to each other.
 typedef struct {
     Child *all;
     int64_t count, room;
@@ -26,7 +26,7 @@ static Child *room(Children *children, int64_t more) {
     return children->all + children->count;
 }
 
-// Mixes an opinion in, of which `share` is believed. Returns how many children there are then.
+// Mixes in an opinion with the weight `share`. Returns how many children there are then.
 static int64_t believe(const Pool *pool, const Opinion *said, double share, const Row *row, double factor, Child *out,
                        int64_t count) {
     const Automaton *text = said->text;
@@ -35,7 +35,7 @@ static int64_t believe(const Pool *pool, const Opinion *said, double share, cons
         int64_t token = text->token[edge], i = 0;
         double p = share * likely(said, edge);
         while (i < listed && out[i].token != token) i++;
-        if (i == listed) {  // none that the same opinion spoke of: each follower is there once
+        if (i == listed) {  // nor is it among those that this opinion added: each follower is there once
             int64_t rank = rank_of(row, token);
             double before = rank < 0 ? 0.0 : factor * row->powers[rank];
             out[i = count++] = (Child){.p = before, .token = token, .source = pool->own};
@@ -46,7 +46,7 @@ static int64_t believe(const Pool *pool, const Opinion *said, double share, cons
     return count;
 }
 
-// Tells the order of the `listed` children, and adds the rest of the row. Returns how many there are then.
+// Sets the order of the `listed` children, and adds the rest of the row. Returns how many there are then.
 static int64_t complete(const Pool *pool, const Row *row, double factor, Child *out, int64_t listed) {
     int64_t count = listed;
     for (int64_t i = 0; i < listed; i++) out[i].key = -out[i].p, out[i].tie = -1 - out[i].token;
@@ -59,7 +59,7 @@ static int64_t complete(const Pool *pool, const Row *row, double factor, Child *
     return count;
 }
 
-// The children of a node at a place behind all others: what all say of them. Returns how many, or -1 if memory ran out.
+// Writes the children of a node after all others, with what all say of them. Returns how many, or -1 if memory ran out.
 static int64_t mix(const Pool *pool, int64_t depth, int64_t token, const int32_t (*places)[2], Children *children) {
     Opinion opinions[LEVELS * TEXTS];
     double shares[LEVELS * TEXTS], left = 1.0;
@@ -88,7 +88,8 @@ static inline int before(const Child *one, const Child *other) {
     return one->key != other->key ? one->key < other->key : one->tie < other->tie;
 }
 
-// The place of the child that comes after the one at `last` (-1: the first), or -1. Few are asked for: they are looked for.
+// The place of the child that comes after the one at `last` (-1: the first), or -1. Few are needed, so nothing is
+// sorted.
 static int64_t after(const Child *children, int64_t count, int64_t last) {
     int64_t next = -1;
     for (int64_t i = 0; i < count; i++) {
@@ -102,7 +103,7 @@ static int64_t named(const Pool *pool, int64_t depth, int64_t token) {
     return pool->shifts ? (token + pool->shifts[depth]) % pool->vocab : token;
 }
 
-// The likeliest children as foresight.py sees them, who knows the noise of the draws to come. Returns how many.
+// The likeliest children as in foresight.py, which knows the noise of the draws to come. Returns how many.
 static int64_t foresee(const Pool *pool, int64_t depth, Child *children, int64_t count) {
     Child likeliest[FORESEEN];
     double known = 0.0, sums = 0.0;
@@ -131,7 +132,7 @@ typedef struct {
     int32_t (*places)[2];  // of each node in each text: state, length
 } Growth;
 
-// Asks for a node's children. Returns -1 if memory ran out.
+// Finds a node's children. Returns -1 if memory ran out.
 static int ask(Growth *tree, int64_t node) {
     const Pool *pool = tree->pool;
     int64_t depth = tree->nodes[node].depth, first = tree->children.count;
@@ -185,9 +186,10 @@ static int64_t best_first(Growth *tree, int64_t n_max, double most, double barre
     return count;
 }
 
-// Best first, the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs more
-// than `barren`. Out are logarithms of masses [1 + n_max], and tokens, parents, depths and sources in rows [4, 1 + n_max],
-// where the root's token is. Returns the number of nodes without the root, or -1 if memory ran out.
+// Grows best first: the root and at most `n_max` nodes, none that costs more than `most` and no child of one that costs
+// more than `barren`. Results are logarithms of masses [1 + n_max], and tokens, parents, depths and sources in rows
+// [4, 1 + n_max], which have the root's token already. Returns the number of nodes without the root, or -1 if memory
+// ran out.
 int64_t grow_pooled(const Pool *pool, int64_t *rows, double *logs, int64_t n_max, double most, double barren) {
     int64_t width = n_max + 1, bytes = 2 * sizeof(Node) + 3 * sizeof(int64_t) + pool->texts * sizeof(int32_t[2]);
     Node *nodes = malloc(width * bytes);

@@ -14,10 +14,10 @@
 #define OFTEN 3
 #define NEWS 3.0
 #define ANEW 0.5
-#define TEXTS 4    // that are searched, at most
+#define TEXTS 4    // most that are searched
 
-// What followed earlier occurrences in a text, and choices for the others and for it, of each kind of match [LEVELS,
-// 1 + LONGEST, 1 + OFTEN, 2, 2].
+// What followed earlier occurrences in a text; the evidence counts choices for the others and for it, for each kind of
+// match [LEVELS, 1 + LONGEST, 1 + OFTEN, 2, 2].
 typedef struct {
     const Automaton *text;
     double *evidence;
@@ -31,7 +31,7 @@ typedef struct {
     double *exponents;       // [DEPTHS, 4]
     const Matches *matches;  // [texts]
     const uint64_t *keys;    // [seen] of noise, or null
-    const int64_t *shifts;   // [most] by how much tokens of a depth are moved on, of `vocab`; or null
+    const int64_t *shifts;   // [most] that are added to tokens of a depth, modulo `vocab`; or null
     double heat;             // the noise's factor
     int64_t depth, k, texts, seen, vocab, most, own, learned;  // the deepest node; the sources of lattice and table
 } Pool;
@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
     int64_t there, count, tokens[LISTED];
     double logp[LISTED], powers[LISTED];  // q^a
-    double total, least, outside;         // of all tokens' powers; what one that is no candidate counts as, and its log q
+    double total, least, outside;         // of all tokens' powers; what a token that is no candidate has, and its log q
 } Row;
 
 // What the table lists, corrected; other candidates of the row have `factor` times their powers.
@@ -50,7 +50,7 @@ typedef struct {
     int32_t seen;                              // times that the table saw the token before
 } Corrected;
 
-// Of a text about what follows one of its states.
+// A text's opinion about what follows one of its states.
 typedef struct {
     const Automaton *text;
     int32_t state;
@@ -73,7 +73,7 @@ static inline int64_t rank_of(const Row *row, int64_t token) {
     return -1;
 }
 
-// [k] of what a depth makes of the token before, where it matters.
+// Log-probabilities [k] of a depth, given the token before where that matters.
 static inline const float *logp_of(const Pool *pool, int64_t depth, int64_t before) {
     const int64_t k = pool->k, *above = pool->tokens + (depth - 1) * k;
     for (int64_t r = 0; pool->pairs && depth && r < k; r++)
@@ -99,7 +99,7 @@ static inline Row row_of(const Pool *pool, int64_t depth, int64_t before) {
         row.tokens[row.count] = pool->tokens[depth * pool->k + next], row.powers[row.count] = exp(a * best);
         row.total += row.powers[row.count], known += exp(best);
     }
-    int whole = most && row.count == most;  // what is dead counts as nothing
+    int whole = most && row.count == most;  // impossible candidates count as nothing
     row.least = whole ? 0.5 * row.powers[most - 1] : 0.0, row.outside = whole ? row.logp[most - 1] : DEAD;
     row.total += known < 1.0 ? 1.0 - known : 0.0;
     if (row.total < 1e-30) row.total = 1e-30;
@@ -149,7 +149,7 @@ static inline int64_t heard(const Matches *matches, int32_t state, int32_t lengt
     return count;
 }
 
-// How likely an opinion has it that the token which `edge` leads to follows.
+// The probability that an opinion gives the token of `edge`.
 static inline double likely(const Opinion *said, int32_t edge) {
     const Automaton *text = said->text;
     double times = text->count[text->to[edge]] + (text->token[edge] == text->latest[said->state] ? NEWS : 0.0);

@@ -1,21 +1,21 @@
 // Products with a bf16 weight, as fast as memory gives the weight, on vectors, or on tiles where a processor has them.
 //
-// A step of decoding reads every weight once, for few rows. So weights lie in the order in which they are read, memory is
-// asked for them long before they are needed. A sum runs over the inputs one after the other, so a row's result never
-// depends on the other rows.
+// A step of decoding reads every weight once, for few rows. So weights lie in the order in which they are read, and
+// they are prefetched long before they are needed. A sum runs over the inputs one after the other, so a row's result
+// never depends on the other rows.
 
 #include "native.h"
 
 #if LANES == 8
-#define MOST 6  // rows that do: PANEL * MOST sums, and what they are made from, fill the registers
+#define MOST 6  // rows at a time: PANEL * MOST sums, and what they are made from, fill the registers
 #else
 #define MOST 12
 #endif
 #define MOST_TILED 32  // rows of two tiles
-#define AHEAD 8192  // bytes between what is asked of memory and what is used
+#define AHEAD 8192  // bytes between what is prefetched and what is used
 #define BLOCK 120  // rows that are prepared together: they and a panel stay in a core's cache
 #define BLOCK_TILED 256
-#define LARGE (4 << 20)  // bytes of results that go around the caches, where they would push out what they are made of
+#define LARGE (4 << 20)  // more bytes of results bypass the caches, where they would evict what they are made from
 
 // Whether this processor has vectors of LANES numbers, enough registers for the sums.
 int has_products(void) {
@@ -40,14 +40,14 @@ static inline void prepare(const bf16 *x, number *to, int64_t count) {
 }
 #endif
 
-// Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2]. Meanwhile memory is asked
-// for what lies behind `next`, `step` bytes for each pair.
+// Sums of `rows` rows x [rows, depth] with a panel, pairs of inputs [depth / 2, PANEL, LANES, 2]. Meanwhile prefetches
+// what lies from `next` on, `step` bytes for each pair.
 INLINE void sum(const number *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
                 const int rows) {
     vec mine[MOST][PANEL] = {0};  // in registers
     for (int64_t k = 0; k < depth; k += 2, panel += PANEL, next += step) {
         for (int64_t line = 0; line < PAIRS; line += LINE) later(next + line);
-        for (int c = 0; c < PANEL && LANES == 16; c++) soon(panel + c);  // for half as wide vectors lines come in time
+        for (int c = 0; c < PANEL && LANES == 16; c++) soon(panel + c);  // with half as wide vectors lines come in time
 #ifdef DOTS
         for (int r = 0; r < rows; r++) {
             int32_t pair;
@@ -82,7 +82,7 @@ static void sum_rows(const number *x, const ivec *panel, const char *next, int64
     }
 }
 
-// Waits for what went around the caches.
+// Waits for what bypassed the caches.
 static inline void settle(void) {
 #ifdef DOTS
     _mm_sfence();
@@ -100,7 +100,7 @@ static void put(const vec sums[PANEL], const bf16 *bias, bf16 *out, int64_t coun
     memcpy(out, numbers, count * sizeof *out);
 }
 
-// The same of a whole panel, to memory if they would not stay in a cache.
+// The same for a whole panel; if `far`, past the caches.
 INLINE void put_whole(const vec sums[PANEL], const bf16 *bias, bf16 *out, int far) {
     vec low = sums[0], high = sums[1];
     if (bias) low += widen(bias), high += widen(bias + LANES);
@@ -115,8 +115,8 @@ INLINE void put_whole(const vec sums[PANEL], const bf16 *bias, bf16 *out, int fa
 #endif
 }
 
-// out [rows, width] = x [rows, depth] times a weight [width, depth] in panels, and bias (unless null). `depth` is even; a
-// last panel is filled up. Returns 0, or 1 if memory ran out.
+// out [rows, width] = x [rows, depth] times a weight [width, depth] in panels, plus bias (unless null). `depth` is
+// even; a last panel is filled up. Returns 0, or 1 if memory ran out.
 int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int64_t rows, int64_t depth, int64_t width,
              int threads) {
     const int tiled = tiles(depth);
@@ -128,7 +128,7 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
     if (!ready && !tiled) return 1;
     for (int64_t start = 0; start < rows; start += together) {
         int64_t block = rows - start < together ? rows - start : together, parts = (block + most - 1) / most;
-        int64_t size = (block + parts - 1) / parts;  // of each part of tiles: a row in two costs less than other shapes
+        int64_t size = (block + parts - 1) / parts;  // of all parts on tiles: a row in two costs less than other shapes
         const bf16 *these = x + start * depth;
         if (!tiled) prepare(these, ready, block * depth);
 #pragma omp parallel num_threads(threads) if (block * depth * width > SMALL)
@@ -142,8 +142,8 @@ int multiply(const bf16 *x, const ivec *weight, const bf16 *bias, bf16 *out, int
                 for (int64_t part = 0; part < parts; part++) {
                     vec sums[MOST_TILED][PANEL];
                     int64_t first = part * block / parts, mine = tiled ? size : (part + 1) * block / parts - first;
-                    // A panel that is read many times is not waited for if each time a part of the one behind it is
-                    // asked for.
+                    // A panel is read once for each part. Each time a share of the next panel is prefetched, so that it
+                    // need not be waited for.
                     int64_t asked = parts == 1 ? AHEAD : PAIRS * depth / 2 * (parts + part) / parts;
                     const char *then = (const char *)panel + asked;
                     if (tiled)

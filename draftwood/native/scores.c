@@ -1,4 +1,5 @@
-// Of attention: scores of queries and keys, and the weights that these become. A row's never depend on the other rows.
+// Attention's first step: scores of queries and keys, and the weights made from them. A row's never depend on other
+// rows.
 
 #include "attention.h"
 
@@ -8,7 +9,8 @@ static inline int sees(const Part *part, int64_t window, int64_t r, int64_t slot
     return m < 0 || part->whole || (m <= r && (!part->visible || part->visible[r * part->rows + m]));
 }
 
-// A pair is two neighbours in d. `many` holds a pair a lane, of LANES rows; `one` is of a row that meets all of them.
+// A pair is two neighbours in d. `many` holds a pair of each of LANES rows; `one` is a row's pair that meets all of
+// them.
 #ifdef DOTS
 typedef ivec many;
 typedef int32_t one;
@@ -36,7 +38,7 @@ static inline one one_of(const bf16 *pair) { return (one){up(pair[0]), up(pair[1
 static inline vec dot(vec sum, many x, one y) { return sum + x.even * y.even + x.odd * y.odd; }
 #endif
 
-// Pairs of rows [pace, dim], whose neighbours lie side by side in memory, to pairs [dim / 2, pace]: a row a lane.
+// Lays out rows [pace, dim], in which neighbours lie side by side in memory, as pairs [dim / 2, pace]: a row a lane.
 INLINE void lay(const bf16 *rows, void *pairs, int64_t dim, int64_t pace) {
     for (int64_t d = 0; d < dim / 2; d += 4)
         for (int l = 0; l < pace; l += 4) cross(rows + l * dim + 2 * d, dim / 2, (int32_t *)pairs + d * pace + l, pace);
@@ -63,9 +65,9 @@ INLINE void score_many(const bf16 *keys, const bf16 *queries, float *scores, int
 }
 
 #if NARROW
-#define KEYS 4  // whose sums with two vectors of queries fill the registers
+#define KEYS 4  // at a time: their sums with two vectors of queries fill the registers
 
-// The same of KEYS keys that are widened and two vectors of queries.
+// The same for KEYS widened keys and two vectors of queries.
 INLINE void score_keys(const float *keys, const vec (*queries)[2], float *scores, int64_t dim) {
     vec sums[KEYS][2] = {0};
     for (int64_t d = 0; d < dim; d++) {
@@ -76,7 +78,7 @@ INLINE void score_keys(const float *keys, const vec (*queries)[2], float *scores
     memcpy(scores, sums, sizeof sums);
 }
 
-// scores [count, QUERIES] of as many queries.
+// The same for QUERIES queries: scores [count, QUERIES].
 INLINE void score_most(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, Stream stream) {
     ivec pairs[MOST_DIM / 2];
     vec query[MOST_DIM][2];
@@ -118,7 +120,7 @@ INLINE void score_few(const bf16 *keys, const bf16 *queries, float *scores, int6
     }
 }
 
-// The same on tiles, for any number of queries. Tiles sum in an order of their own, so they serve all or none.
+// The same on tiles, for any number of queries. Tiles sum in an order of their own, so they serve all queries or none.
 static void score_tiled(const bf16 *keys, const bf16 *queries, float *scores, int64_t count, int64_t dim, int64_t pace,
                         Stream stream) {
     bf16 rest[LANES * MOST_DIM];
@@ -147,7 +149,7 @@ INLINE void score(const bf16 *keys, const bf16 *queries, float *scores, int64_t 
         score_few(keys, queries, scores, count, dim, AT_ONCE / 2, stream);
 }
 
-// The scores of one range of a block's slots, NEVER where a row does not see, and the largest of them.
+// The scores of one range of a block's slots, NEVER where a row does not see one, and their maxima.
 void score_range(const Call *call, const Block *block, int64_t range) {
     int64_t first = block->first + range * RANGE, dim = call->dim, pace = block->pace;
     int64_t count = slots_of(block, range), filled = filled_of(block, range);
@@ -181,8 +183,8 @@ void score_range(const Call *call, const Block *block, int64_t range) {
 }
 
 #ifdef DOTS
-// In place: `count` weights [slots, pace], none below zero, to those of two slots [slots / 2, pace], of which the earlier one
-// is the `upper` half of a number or the lower one.
+// In place: joins `count` weights [slots, pace], none below zero, to pairs of slots [slots / 2, pace]. The earlier
+// slot's weight becomes the upper half of a number if `upper`, else the lower one.
 INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int upper) {
     uint16_t place[2 * LANES];  // slots 0 and 1, 2 and 3, … side by side
     for (int l = 0; l < LANES; l++) {
@@ -205,7 +207,7 @@ INLINE void join_weights(float *weights, int64_t count, int64_t pace, const int 
 }
 #endif
 
-// In place: the weights of pairs of slots [count / 2, pace] to tiles [pace, STRIP] of bf16, one of each strip.
+// In place: turns the weights of pairs of slots [count / 2, pace] into tiles [pace, STRIP] of bf16, one for each strip.
 static void turn_weights(float *weights, int64_t count, int64_t pace) {
     ivec strip[LANES];
     for (int64_t s = 0; s < count; s += STRIP, weights += LANES * pace) {
@@ -216,7 +218,7 @@ static void turn_weights(float *weights, int64_t count, int64_t pace) {
     }
 }
 
-// exp of a score, times its scale, that is no more than the largest; exactly zero for what is not seen.
+// exp((score - most) * scale), where no score is above `most`; exactly zero for what is not seen.
 static inline vec weight_of(vec score, vec most, float scale) {
 #ifdef DOTS  // to 2e-6: these weights are rounded to bf16
     const float rate = scale * 1.44269504f;
@@ -231,7 +233,7 @@ static inline vec weight_of(vec score, vec most, float scale) {
 #endif
 }
 
-// Scores of a range to probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
+// Turns scores of a range into probabilities that are yet to be divided by their sum. Unseen slots get exactly zero.
 void soften_range(const Call *call, const Block *block, int64_t range) {
     vec most[QUERIES / LANES], *all = (vec *)block->scores + range * RANGE * block->pace / LANES;
     int64_t slots = filled_of(block, range), count = slots * block->pace / LANES, vectors = vectors_of(block->pace);

@@ -31,7 +31,8 @@ static int32_t split(Automaton *a, int32_t edge) {
     return a->link[after] = clone;
 }
 
-// `state` and the next `links` along its suffix links hear what followed, or that they occurred once more.
+// Tells `links` states, from `state` on along its suffix links, which token followed; `count` tells them that they
+// occurred once more.
 static void follow(Automaton *a, int32_t state, int64_t links, int32_t token) {
     for (; links-- && state > 0; state = a->link[state]) a->latest[state] = token;
 }
@@ -50,13 +51,13 @@ static int fits(const Automaton *a, int32_t token) {
     return a->states + 2 <= a->state_room && a->edges + more <= a->edge_room;
 }
 
-// An automaton of nothing.
+// Begins an empty automaton.
 void begin_text(Automaton *a) {
     memset(a->slots, -1, (a->mask + 1) * sizeof *a->slots);
     a->states = a->edges = 0, a->end = state(a, -1, 0);
 }
 
-// The same automaton in other memory, where its slots are not filled yet.
+// Fills the slots of an automaton that has moved to other memory.
 void move_text(Automaton *a) {
     memset(a->slots, -1, (a->mask + 1) * sizeof *a->slots);
     for (int64_t edge = 0; edge < a->edges; edge++) a->slots[slot(a, a->from[edge], a->token[edge])] = (int32_t)edge;
@@ -69,7 +70,7 @@ static void append(Automaton *a, int32_t token) {
     a->end = made;
 }
 
-// Appends `tokens` [n], of which no more than `links` suffixes hear. Returns how many there was room for.
+// Appends `tokens` [n], of each of which no more than `links` suffixes are told. Returns how many there was room for.
 int64_t append_text(Automaton *a, const int32_t *tokens, int64_t n, int64_t links) {
     for (int64_t i = 0; i < n; i++) {
         if (!fits(a, tokens[i])) return i;

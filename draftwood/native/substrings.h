@@ -10,7 +10,7 @@ typedef struct {
     int32_t *from, *token, *to;               // of each edge
     int32_t *slots;                           // a hash table of edges by state and token, -1 where it is empty
     int64_t states, edges;
-    int64_t state_room, edge_room, mask;  // how many there is room for; slots less one, a power of two
+    int64_t state_room, edge_room, mask;  // how many there is room for; the number of slots, a power of two, less one
     int64_t end;                          // the state of everything so far
 } Automaton;
 
@@ -24,7 +24,8 @@ static inline int64_t slot(const Automaton *a, int32_t state, int32_t token) {
 
 static inline int32_t find(const Automaton *a, int32_t state, int32_t token) { return a->slots[slot(a, state, token)]; }
 
-// The longest suffix of (`length` tokens that led to `state`, `token`) that occurred; `length` becomes its own.
+// The state of the longest suffix that occurred of the `length` tokens that led to `state` and `token` after them;
+// `length` becomes that suffix's.
 static inline int32_t step(const Automaton *a, int32_t state, int32_t token, int32_t *length) {
     int32_t edge;
     while ((edge = find(a, state, token)) < 0 && state > 0) state = a->link[state], *length = a->length[state];

@@ -4,7 +4,7 @@
 
 #define RECENT 0.3
 
-// The likeliest first, of equals the one that was there first.
+// Puts the entry `at` where it belongs: the likeliest first, of equals the one that was there first.
 static void insert(int32_t *names, double *probs, int64_t at) {
     int32_t name = names[at];
     double p = probs[at];
@@ -12,7 +12,7 @@ static void insert(int32_t *names, double *probs, int64_t at) {
     names[at] = name, probs[at] = p;
 }
 
-// `tokens` [m] were each followed by `names` [m, k] with `probs` [m, k]. There is room for rows of them all.
+// `tokens` [m] were each followed by `names` [m, k] with `probs` [m, k]. There is room for the rows of all of them.
 void learn_successors(Table *table, const int64_t *tokens, const int64_t *names, const double *probs, int64_t m, int64_t k) {
     int32_t mean_names[KEPT + k];
     double mean[KEPT + k];

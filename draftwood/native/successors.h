@@ -1,4 +1,4 @@
-// What the target said follows each token, as successors.py has it.
+// What the target predicted after each token, as successors.py has it.
 
 #pragma once
 

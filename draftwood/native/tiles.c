@@ -1,7 +1,7 @@
-// Sums of a product on tiles of 16 rows, for processors with matrix units (AMX). A weight's panel is read as it is: 16
-// pairs of inputs of 16 outputs are a tile. Each row is summed by itself, over the inputs in one order. So are attention's
-// scores, for which a cache's keys are a tile as they lie, and its values: of every 32 inputs tiles sum even and odd ones
-// apart, which values.c allows for where a slot is even in one tree and odd in another.
+// Sums on tiles of 16 rows, for processors with matrix units (AMX): of products, of attention's scores and of its
+// values. A weight's panel is read as it is, since 16 pairs of inputs of 16 outputs are a tile; so are a cache's keys.
+// Each row is summed by itself, over the inputs in one order. Of every 32 inputs tiles sum even and odd ones apart:
+// values.c allows for that where a slot is even in one tree and odd in another.
 
 #ifdef TILES
 #ifndef _GNU_SOURCE
@@ -14,15 +14,15 @@
 
 #include "native.h"
 
-#if LANES != 16  // a panel is then no row of tiles
+#if LANES != 16  // a panel is then not a row of tiles
 #undef TILES
 #endif
 
 #ifdef TILES
 #define TILE 16           // rows of a tile, each a line long: 32 numbers
 #define NUMBERS (2 * TILE)  // inputs that a tile holds
-#define ASK 0x1023        // ARCH_REQ_XCOMP_PERM of Linux: a process asks before it uses tiles,
-#define TILE_DATA 18      // this part of its state
+#define ASK 0x1023        // ARCH_REQ_XCOMP_PERM of Linux: a process must ask before it uses tiles,
+#define TILE_DATA 18      // which are this part of its state
 
 static int allowed(void) { return !syscall(SYS_arch_prctl, ASK, TILE_DATA); }
 
@@ -33,7 +33,7 @@ int tiles(int64_t depth) {
     return may && depth % NUMBERS == 0;
 }
 
-// How the processor is told of its eight tiles: rows of each and bytes of a row.
+// The processor's configuration of its eight tiles: rows of each and bytes of a row.
 typedef struct {
     uint8_t palette, first, unused[14];
     uint16_t bytes[16];
@@ -55,8 +55,8 @@ void shape_tiles(int64_t rows) {
     shape(all);
 }
 
-// Sums of `rows` rows x [rows, depth] with a panel, for which tiles are shaped. Meanwhile memory is asked for what lies
-// behind `next`, `step` bytes for each pair.
+// Sums of `rows` rows x [rows, depth] with a panel, for which tiles are shaped. Meanwhile prefetches what lies from
+// `next` on, `step` bytes for each pair.
 void sum_tiles(const bf16 *x, const ivec *panel, const char *next, int64_t step, int64_t depth, vec (*sums)[PANEL],
                int64_t rows) {
     const int64_t row = depth * sizeof *x;
@@ -102,8 +102,8 @@ void score_tile(const bf16 *keys, const void *pairs, float *scores, int64_t dim,
     _tile_stored(0, scores, wide);
 }
 
-// Tiles for up to 64 sums of values for `pace` queries in 0 to 3, for those of their weights in 4, for weights in 5, values
-// in 6 and ones in 7.
+// Tiles for up to 64 sums of values for `pace` queries in 0 to 3, for those of their weights in 4, for weights in 5,
+// values in 6 and ones in 7.
 void shape_tiles_of_values(int64_t pace) {
     bf16 ones[TILE * NUMBERS];
     Tiles all = {0};
@@ -118,8 +118,8 @@ void shape_tiles_of_values(int64_t pace) {
     _tile_loadd(7, ones, LINE);
 }
 
-// Adds values in pairs [columns, 16 pairs of slots, 16], two columns or four, each times its query's weight [pace, 32 slots],
-// and the weights.
+// Adds values in pairs [columns, 16 pairs of slots, 16], two or four columns, times each query's weights
+// [pace, 32 slots], and adds these weights.
 void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {
     const char *values = pairs;
     _tile_loadd(5, weights, LINE);
@@ -135,7 +135,7 @@ void weigh_tiles(const void *weights, const void *pairs, int64_t columns) {
     _tile_dpbf16ps(3, 5, 6);
 }
 
-// The sums, [pace, 4, 16] of which there are `columns`, and those of weights [pace].
+// Stores the sums, `columns` of [pace, 4, 16], and those of weights [pace].
 void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns) {
     vec *to = sums, weights[TILE];
     _tile_stored(4, weights, LINE);
@@ -146,7 +146,7 @@ void store_tiles_of_values(void *sums, float *all, int64_t pace, int64_t columns
     if (columns > 2) _tile_stored(3, to + 3, 4 * LINE);
 }
 
-// Tiles left in use would be kept through every change of threads.
+// Tiles left in use would be saved at every switch of threads.
 void leave_tiles(void) { _tile_release(); }
 #else
 int tiles(int64_t depth) { return 0 * depth; }

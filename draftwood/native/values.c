@@ -1,10 +1,10 @@
-// Of attention: sums of weighted values. A row's runs over its own visible slots in an order that their positions decide
-// (others add an exact zero).
+// Attention's second step: sums of weighted values. A row's sum runs over its own visible slots in an order that their
+// positions decide (others add an exact zero).
 
 #include "attention.h"
 
-// Without tiles `JOINED` neighbouring slots are weighed at once, to the sums of one after the other: a dot product adds the
-// upper halves first and rounds in between, so the earlier slot's value and weight are there.
+// Without tiles `JOINED` neighbouring slots are weighed at once, with the same sums as one after the other: a dot
+// product adds the upper halves first and rounds in between, so these are the earlier slot's value and weight.
 #if JOINED == 2
 typedef ivec value;
 typedef int32_t weight;
@@ -46,7 +46,7 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
     float4 total[AT_ONCE / 4];
     memcpy(mine, sums, width * sizeof *mine), memcpy(total, all, width / 4 * sizeof *total);
     for (int64_t s = 0; s < count; s += JOINED, values += JOINED * dim, weights += pace) {
-        const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // what is not there weighs nothing
+        const bf16 *last = values + (s + JOINED > count ? 0 : JOINED - 1) * dim;  // a missing slot weighs nothing
         if (bytes) ask(stream, JOINED, dim * sizeof *values, bytes);
         for (int c = 0; c < columns; c++) side[c] = value_of(values + c * LANES, last + c * LANES);
         for (int k = 0; k < width; k++)
@@ -56,8 +56,8 @@ INLINE void gather_some(const bf16 *values, const weight *weights, int64_t count
     memcpy(sums, mine, width * sizeof *mine), memcpy(all, total, width / 4 * sizeof *total);
 }
 
-// The same of a group of vectors for all lanes of a block. Registers hold the sums of AT_ONCE lanes, or half as many of
-// COLUMNS vectors each.
+// The same for a group of vectors and all lanes of a block. Registers hold the sums of AT_ONCE lanes, or of half as
+// many with COLUMNS vectors each.
 INLINE void gather_group(const Block *block, const bf16 *values, const weight *weights, int64_t count, int64_t dim,
                          vec sums[][COLUMNS], float4 *all, const int columns, Stream *stream, int64_t bytes) {
     const int step = columns == COLUMNS ? AT_ONCE / 2 : AT_ONCE;
@@ -74,7 +74,7 @@ INLINE void gather_group(const Block *block, const bf16 *values, const weight *w
     }
 }
 
-// What `wide` numbers of values, from d on, sum up to for each lane of a block, and its weights. In ranges, so that values
+// Sums of `wide` numbers of values, from d on, for each lane of a block, and of its weights. In ranges, so that values
 // are fetched once for all lanes and groups. `then` will be read next.
 INLINE void gather_ranges(const Call *call, const Block *block, int64_t d, int64_t wide, const int columns,
                           const bf16 *then, vec sums[][QUERIES][COLUMNS], float4 all[][QUERIES / 4]) {
@@ -89,7 +89,7 @@ INLINE void gather_ranges(const Call *call, const Block *block, int64_t d, int64
     }
 }
 
-// Of a block on tiles: the weights [pace, STRIP] of the strip that begins so many slots behind the first.
+// The weights [pace, STRIP] of a block on tiles, of the strip that has the slot at `slot` after the first one.
 static inline const bf16 *strip_at(const Block *block, int64_t slot) {
     int64_t range = slot / RANGE, strip = slot % RANGE / STRIP;
     return (const bf16 *)(block->scores + (range * RANGE + strip * LANES) * block->pace);
@@ -105,7 +105,8 @@ INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], con
         }
 }
 
-// Two columns of sums in the order of their values: of every eight numbers the one has the first four, the other the last.
+// Sorts two columns of sums by their values' order: of every eight numbers one has the first four, the other the last
+// four.
 static inline void sort_columns(vec *sums) {
     const __m512i first = (__m512i)(ivec){0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
     const __m512i last = (__m512i)((ivec)first + 8);
@@ -125,11 +126,11 @@ INLINE void lay_values(const bf16 *values, int64_t dim, ivec pairs[][LANES], con
 static inline void sort_columns(vec *sums) {}
 #endif
 
-// Whether slots behind the context are in another order than positions.
+// Whether slots after the context are in another order than positions.
 static inline int branches(const Part *part) { return part->visible && !part->whole; }
 
-// The same sums as `gather_ranges` makes, on tiles. Of every STRIP positions these sum even ones and odd ones apart, and
-// then both. In a tree slots are no positions: from the strip on in which the context ends `gather_tree` sums.
+// The sums of `gather_ranges`, on tiles. Of every STRIP positions these sum even ones and odd ones apart, and then
+// both. In a tree slots are not positions: from the strip on in which the context ends, `gather_tree` sums instead.
 INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const int columns, const bf16 *then,
                           vec sums[][COLUMNS], float *all) {
     const Part *part = block->part;
@@ -140,7 +141,7 @@ INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const
     Stream stream = stream_of(values, seen * dim, then);
     shape_tiles_of_values(block->pace);
     for (int64_t s = 0; s < stop; s += STRIP, values += STRIP * dim) {
-        if (stop - s < STRIP) {  // what is not there weighs nothing, but must be a number
+        if (stop - s < STRIP) {  // a missing slot weighs nothing, but must be a number
             bf16 rest[STRIP * COLUMNS * LANES] = {0};
             for (int64_t k = 0; k < stop - s; k++)
                 memcpy(rest + k * columns * LANES, values + k * dim, columns * LANES * sizeof *rest);
@@ -157,7 +158,7 @@ INLINE void gather_strips(const Call *call, const Block *block, int64_t d, const
         for (int c = 0; c < columns; c += 2) sort_columns(sums[l] + c);
 }
 
-// The slots of a row's own path, one for each position from one on. Returns how many.
+// The slots of a row's own path, one for each position from `from` on. Returns how many.
 static int64_t path_of(const Part *part, int64_t row, int64_t from, int32_t *slots) {
     int64_t count = 0;
     for (int64_t slot = from; slot < part->context; slot++) slots[count++] = (int32_t)slot;
@@ -182,7 +183,8 @@ INLINE void gather_steps(const Step *steps, int64_t count, int64_t lane, const i
     }
 }
 
-// Adds up to STRIP positions of their row's path to the sums of some lanes, as tiles would: even ones and odd ones apart.
+// Adds up to STRIP positions of their row's path to the sums of some lanes, as tiles would: even ones and odd ones
+// apart.
 INLINE void gather_path(const Call *call, const Block *block, int64_t d, const int columns, const int32_t *slots,
                         int64_t count, int64_t lane, int64_t lanes, vec sums[][COLUMNS], float *all) {
     const bf16 *values = values_of(call, block) + d;
@@ -202,7 +204,7 @@ INLINE void gather_path(const Call *call, const Block *block, int64_t d, const i
     }
 }
 
-// Adds what `gather_strips` leaves of a tree.
+// Adds what `gather_strips` leaves out of a tree.
 INLINE void gather_tree(const Call *call, const Block *block, int64_t d, const int columns, vec sums[][COLUMNS],
                         float *all) {
     const Part *part = block->part;
