@@ -48,20 +48,26 @@ class Step:
     plain_s: float | None = None  # what a round without drafts was expected to take instead; None as for `round`
 
 
+class _Wanted(NamedTuple):
+    """Which of the requests that write are drafted for."""
+
+    drafts: list[bool]
+    typical: bool  # every request that can be drafted for is
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begun:
     """A round whose parts have been sent to the target."""
 
     start: float
     clock: Clock
+    load: Load
     parts: list[Part]
     costs: Mapping[Policy, Costs]  # as expected before the round
     proposals: list[Proposal | None]  # what the tree of each part was chosen from
     filled: list[int]  # tokens in the caches of each part's request before the round
-    requests: int
     first: bool  # the round before it did not draft
-    typical: bool  # every request that could be drafted for was
-    drafting: bool  # the next trees are drafted behind this forward
+    typical: bool  # as in `_Wanted`
 
 
 class _Emitted(NamedTuple):
@@ -90,9 +96,9 @@ class Batch:
         self._rounds, self._latency_of, self._keep, self._decide = rounds, latency_of, keep, decide
         self._chooser = Chooser(rounds, drafts, latency_of, offline)
         self._begun: _Begun | None = None
+        self._next: _Wanted | None = None  # of the next trees, where rounds run ahead
         self._timings = Timings(latency_of)
         self._drafted = False  # whether the latest round drafted
-        self._typical = True  # as in `_Begun`, for the trees that were requested last
 
     def join(self, request: Request, prefix: Prefix | None = None) -> None:
         """Admit a request from the next round on; `prefix` holds the first `request.filled` of its tokens."""
@@ -108,7 +114,7 @@ class Batch:
         """Remove a request that is finished or abandoned."""
         self.requests.remove(request)
         prefix = self._rounds.leave(request)
-        self._begun = None
+        self._begun = self._next = None
         if not self.requests:
             self._timings.learn()
         if prefix is not None:
@@ -121,19 +127,19 @@ class Batch:
 
     def round(self) -> dict[Request, Step]:
         """Run one round; returns what each request emits. One that only read a part of its prompt emits nothing."""
-        begun = self._begun or self._begin()
+        begun, ahead = self._begun or self._begin(), self._rounds.ahead
+        if self._begun is None and ahead:
+            self._draft_ahead(begun)
         verdicts = self._rounds.settle(begun.clock)
         # While the device drafts, the host has time to learn, and the next choice may profit from what a tree taught.
-        # Without a draft the device would wait, so the host learns after the next round has begun.
-        heeds = not self._rounds.ahead or begun.drafting or any(begun.proposals)
-        start = time.perf_counter()
-        records = self._heed(begun, verdicts) if heeds else None
-        heeding_s = time.perf_counter() - start
+        # Otherwise the device would wait, so the host learns behind the next forward.
+        meanwhile = self._next is not None and any(self._next.drafts)
+        records = self._heed(begun, verdicts) if meanwhile or not ahead else None
         emitted = self._emit(begun, verdicts)
-        self._begun = self._begin() if self._rounds.ahead and self.requests else None
-        if self._begun is not None and not begun.drafting:  # a plain round is not to look dear for the tree before it
-            self._begun.clock.excused = heeding_s
+        self._begun = self._begin() if ahead and self.requests else None
         records = records or self._heed(begun, verdicts)
+        if self._begun is not None:
+            self._draft_ahead(self._begun)
         return {
             part.request: _step(part, verdict, record, text, begun.costs)
             for part, verdict, record, text in zip(begun.parts, verdicts, records, emitted, strict=True)
@@ -147,27 +153,28 @@ class Batch:
         load = Load(writing, len(self.requests), sum(chunk.size for chunk in chunks))
         with clock("choose"):
             costs = self._chooser.costs(load)
-            drafts = self._chooser.drafts(load, costs)
-            first, asked = not self._drafted, self._typical
-            self._typical = drafts == self._chooser.able(writing)
-        proposed = self._rounds.propose(writing, drafts, clock)
+            wanted, first = self._next or self._want(load, costs), not self._drafted
+        proposed = self._rounds.propose(writing, wanted.drafts, clock)
         self._drafted = ran(proposed) > 0
         with clock("choose"):
             trees = self._decide(lambda: self._chooser.choose(load, proposed, costs))
         parts = [*map(Part, writing, trees), *chunks]
         self._rounds.verify(parts, clock)
-        return _Begun(
-            start,
-            clock,
-            parts,
-            costs,
-            [*proposed, *(None for _ in chunks)],
-            filled=[part.request.filled for part in parts],
-            requests=len(self.requests),
-            first=first,
-            typical=asked if self._rounds.ahead else self._typical,
-            drafting=self._rounds.ahead and any(drafts),
-        )
+        proposals = [*proposed, *(None for _ in chunks)]
+        filled = [part.request.filled for part in parts]
+        return _Begun(start, clock, load, parts, costs, proposals, filled, first, wanted.typical)
+
+    def _want(self, load: Load, costs: Mapping[Policy, Costs]) -> _Wanted:
+        drafts = self._chooser.drafts(load, costs)
+        return _Wanted(drafts, drafts == self._chooser.able(load.writing))
+
+    def _draft_ahead(self, begun: _Begun) -> None:
+        """Decide, while a forward runs, whether the next trees are drafted behind it."""
+        self._next = None
+        if begun.load.writing:
+            with begun.clock("choose"):
+                self._next = self._want(begun.load, begun.costs)
+            self._rounds.draft_ahead(self._next.drafts)
 
     def _chunks(self) -> list[Part]:
         """The chunks of prompts that this round reads, first come, first served."""
@@ -184,7 +191,7 @@ class Batch:
     def _heed(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
         """Record each part that is a tree. The models learn from the records, and from the seconds of earlier ones."""
         clock = begun.clock
-        clock.add("observe", self._timings.learn_some(begun.requests))
+        clock.add("observe", self._timings.learn_some(begun.load.requests))
         with clock("observe"):
             records = self._observe(begun, verdicts)
         clock.close()
@@ -194,7 +201,7 @@ class Batch:
         return records
 
     def _observe(self, begun: _Begun, verdicts: Sequence[Verdict | None]) -> list[Round | None]:
-        parts, seconds, requests = begun.parts, begun.clock.seconds, begun.requests
+        parts, seconds, requests = begun.parts, begun.clock.seconds, begun.load.requests
         filled = [tokens for part, tokens in zip(parts, begun.filled, strict=True) if not part.known]
         if not filled:
             return [None] * len(parts)

@@ -15,7 +15,6 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict)
     # Where a device works meanwhile: by how many seconds the host's work made the round longer. None: by all of them.
     exposed: float | None = None
-    excused: float = 0.0  # between the verdict before this round and its forward, what another round is to blame for
 
     def __call__(self, verb: str) -> Lap:
         """A context whose seconds count as this verb's."""

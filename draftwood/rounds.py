@@ -63,15 +63,17 @@ class Rounds(Protocol):
         ...
 
     def propose(self, requests: Sequence[Request], drafts: Sequence[bool], clock: Clock) -> list[Proposal | None]:
-        """draft, grow: a proposal for each request, or None if nothing was drafted for it.
-
-        Where rounds run ahead, `drafts` is about the trees after these.
-        """
+        """draft, grow: a proposal for each request that `drafts` names, or None if nothing was drafted for it."""
         ...
 
     def verify(self, parts: Sequence[Part], clock: Clock) -> None:
         """Run the target over prefixes of the proposed trees, or roots alone, or known text. May return before it
         is done."""
+        ...
+
+    def draft_ahead(self, drafts: Sequence[bool]) -> None:
+        """Start drafting the trees after these, behind the forward; for which requests, `propose` is told again. Called
+        only where rounds run ahead."""
         ...
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
@@ -116,6 +118,9 @@ class HostRounds:
             known = [part.known for part in parts]
             plan = self._target.plan([part.tree for part in parts], self._cache, range(len(parts)), known)
             self._verified = parts, self._target.verify(plan, self._cache)
+
+    def draft_ahead(self, drafts: Sequence[bool]) -> None:
+        raise AssertionError("these rounds draft when the tree is needed")
 
     def settle(self, clock: Clock) -> list[Verdict | None]:
         assert self._verified is not None, "settle follows verify"

@@ -150,6 +150,9 @@ class Recorded:
         self.seconds += sum(self._round.values())
         self.run, self.batches = self.run + width, self.batches + 1
 
+    def draft_ahead(self, drafts: Sequence[bool]) -> None:
+        raise AssertionError("these rounds draft when the tree is needed")
+
     def settle(self, clock: Clock) -> list[Verdict | None]:
         # Modelled seconds, not those of this process: what learns from them is to learn about the modelled machine.
         clock.seconds, clock.exposed = self._round, self._round["commit"]

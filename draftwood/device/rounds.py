@@ -172,7 +172,6 @@ class DeviceRounds:
         self._state.most.fill_(policy.n_max)
         self._state.cache.rewind(0, 0)
         self._report = self._stages.report
-        self._begun = False
         self._drafts = False  # whether the stages of this round end with a draft
         self._owed = 0  # tokens that the drafter has not read
         self._verified: Tree | int | None = None  # a tree, the token that ends the prompt, or None after other chunks
@@ -196,6 +195,12 @@ class DeviceRounds:
             self._verify(part.tree)
 
     @_there
+    def draft_ahead(self, drafts: Sequence[bool]) -> None:
+        (self._drafts,) = drafts
+        if self._drafts:
+            self._start_draft()
+
+    @_there
     def settle(self, clock: Clock) -> list[Verdict | None]:
         if not isinstance(self._verified, Tree):
             return [None if self._verified is None else Verdict([], [], self._verified)]
@@ -207,8 +212,7 @@ class DeviceRounds:
         clock.add("verify", seconds)
         if self._settled is not None:
             travel = 0.0 if early else now - begun - seconds
-            waited = begun - self._settled - self._hidden - clock.excused
-            clock.exposed = max(waited, 0.0) + max(travel, 0.0)
+            clock.exposed = max(begun - self._settled - self._hidden, 0.0) + max(travel, 0.0)
         if self.ahead:  # else the device works for no longer than the host waits, and its laps are all of it
             self._settled = now
         if not self._drafts:
@@ -238,12 +242,10 @@ class DeviceRounds:
             self._stages.drafter.extend(found.taps, torch.tensor(part.request.filled, device=found.taps.device))
 
     def _propose(self, drafts: bool, clock: Clock) -> Proposal | None:
-        if drafts and not self._begun:  # nothing ran ahead of the first round
+        if drafts and not self._drafts:  # nothing ran ahead of the first round
             self._start_draft()
-            self._drafts = True
-        drafted, self._drafts, self._begun = self._drafts, drafts, True
-        self._hidden = 0.0
-        if not drafted:
+        self._drafts, self._hidden = False, 0.0
+        if not drafts:
             return None
         tree, seconds = self._report.tree(), self._drafting.seconds
         clock.add("draft", seconds)
@@ -260,8 +262,6 @@ class DeviceRounds:
             self._owed = 0
         self._verifying = self._run(*self._verify_stage(width))
         self._report.send_verdict()
-        if self._drafts:
-            self._start_draft()
 
     def _prepare(self) -> None:
         """Capture the draft and every width that the policy can use; the widest first: the others use its memory."""
