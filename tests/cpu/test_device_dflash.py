@@ -12,7 +12,7 @@ from draftwood.device.ancestors import bitmask, lineage, visible
 from draftwood.device.view import View
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
-from tests.cpu.test_dflash import BASE, FORMS, TinyTarget, make_tensors, some_taps, write
+from tests.dflash_cases import BASE, FORMS, TinyTarget, make_tensors, some_taps, write
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,137 +12,30 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import PENDING, DFlashDrafter
-from draftwood.drafters.dflash_config import parse_config
-from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
 from draftwood.drafters.lattice import candidates
-from draftwood.errors import BadInput, BadModel
-from draftwood.noise import Ahead, keys
-from draftwood.packing import linear
+from draftwood.errors import BadInput
 from draftwood.tree import Lattice
-from draftwood.trellis import Block, Trellis
+from tests.dflash_cases import (
+    BASE,
+    FORMS,
+    HIDDEN,
+    LAYERS,
+    MASK,
+    SLIDING,
+    VOCAB,
+    TinyTarget,
+    make_tensors,
+    some_taps,
+    write,
+)
 
-HIDDEN, INNER, VOCAB, MASK, LAYERS = 24, 40, 101, 7, 2
-BASE = {
-    "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 8, "hidden_size": HIDDEN,
-    "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None,
-    "num_target_layers": 6, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3, 4]},
-    "vocab_size": VOCAB, "max_position_embeddings": 512, "something_unknown": [1, 2],
-}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}
-FORMS: dict[str, dict[str, object]] = {
-    "nested": {},
-    "top-level": {"dflash_config": None, "mask_token_id": MASK, "target_layer_ids": [0, 5]},
-    "layers by formula": {"dflash_config": {"mask_token_id": MASK}},
-    "no architectures": {"architectures": None},
-    "block 10 without GQA": {"block_size": 10, "num_key_value_heads": 4},
-    "block 16, one key head": {"block_size": 16, "num_key_value_heads": 1},
-    "rope_parameters": {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
-    "linear": {"rope_scaling": {"type": "linear", "factor": 2.0}},
-    "yarn": {"rope_scaling": YARN},
-    "llama3": {"rope_theta": None, "rope_parameters": {**LLAMA3, "rope_theta": 1e4}},
-    "bias": {"attention_bias": True},
-    "sliding": SLIDING,
-    "sliding, block larger than window": {**SLIDING, "sliding_window": 5},
-    "sliding, bidirectional": {**SLIDING, "sliding_window": 5, "is_causal": False},
-    "causal everywhere": {"is_causal": True},
-    "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 9},
-    "use_swa": {
-        "dflash_config": {
-            "mask_token_id": MASK, "target_layer_ids": [2], "use_swa": True, "swa_window_size": 11,
-            "causal": False,
-        },
-    },
-    "scaled embedding": {"input_embedding_scale": 3.0},
-}  # fmt: skip
-
-
-@dataclass
-class TinyTarget:
-    """What a drafter uses of a target: its embedding, its head and its shapes."""
-
-    name: str = "tiny"
-    hidden_size: int = HIDDEN
-    num_layers: int = 6
-    vocab_size: int = VOCAB
-    dtype: torch.dtype = torch.float64
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    finishes: bool = False
-
-    def __post_init__(self) -> None:
-        numbers = torch.Generator().manual_seed(1)
-        shape = (self.vocab_size, self.hidden_size)
-        self.embedding, self._rows = (
-            torch.randn(shape, generator=numbers, dtype=torch.float64).to(self.dtype) for _ in range(2)
-        )
-        self.output = linear(self._rows)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding[ids]
-
-    def head_rows(self, tokens: Tensor | None = None) -> tuple[Tensor, None]:
-        return self._rows if tokens is None else self._rows[tokens], None
-
-    def finish(self, logits: Tensor) -> Tensor:
-        return logits
-
-
-def make_tensors(config: dict, qk_norm: bool = True) -> dict[str, Tensor]:
-    """Random weights under the names of z-lab's checkpoints."""
-    fields = parse_config(config, "made")
-    hidden, inner = fields.hidden_size, fields.intermediate_size
-    heads, keys = fields.num_heads * fields.head_dim, fields.num_kv_heads * fields.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, len(fields.target_layer_ids) * hidden),
-        "hidden_norm.weight": (hidden,), "norm.weight": (hidden,),
-    }  # fmt: skip
-    for i in range(fields.num_layers):
-        attention, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        shapes |= {f"layers.{i}.{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
-        for name, rows, columns in (
-            ("q", heads, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, heads),
-        ):  # fmt: skip
-            shapes[f"{attention}{name}_proj.weight"] = (rows, columns)
-            if fields.attention_bias:
-                shapes[f"{attention}{name}_proj.bias"] = (rows,)
-        if qk_norm:
-            shapes |= {f"{attention}{n}_norm.weight": (fields.head_dim,) for n in "qk"}
-        shapes |= {f"{mlp}{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
-        shapes[f"{mlp}down_proj.weight"] = (hidden, inner)
-    numbers = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(shape, generator=numbers, dtype=torch.float64) * 0.4 + float("norm" in name)
-        for name, shape in shapes.items()
-    }
-
-
-def write(folder: Path, config: dict, tensors: dict[str, Tensor]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return str(folder)
-
-
-def some_taps(drafter: DFlashDrafter, count: int, seed: int = 3) -> Tensor:
-    numbers = torch.Generator().manual_seed(seed)
-    return torch.randn(count, drafter.config.tap_width, generator=numbers, dtype=torch.float64).to(
-        drafter._target.dtype
-    )
-
-
-# --- the definition ----------------------------------------------------------------------------------------
+# --- the definition ------------------------------------------------------------------------------------------
 
 
 def rotation(config: dict) -> tuple[Tensor, float]:
@@ -173,7 +64,7 @@ def turn(x: Tensor, positions: Tensor, config: dict) -> Tensor:
 
 
 def visible(config: dict, layer: int, query: int, key: int, context: int) -> bool:
-    """Whether the block token at position `query` sees position `key`, spelled out for every form above."""
+    """Whether the block token at position `query` sees position `key`, spelled out for every one of `FORMS`."""
     nested = config.get("dflash_config") or {}
     kinds = config.get("layer_types") or ["full_attention"] * LAYERS
     slides = kinds[layer] == "sliding_attention"
@@ -227,7 +118,7 @@ def check(found, expected: Tensor, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(found.logp, expected.gather(1, torch.from_numpy(found.tokens)), atol=tolerance)
 
 
-# --- what it computes --------------------------------------------------------------------------------------
+# --- what it computes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -286,99 +177,6 @@ def test_follows_the_targets_dtype(dtype: torch.dtype, tolerance: float, tmp_pat
     found = drafter.draft([Request(state, root=5, width=4)])[0]
     expected = reference(BASE, tensors, target, taps, 5)
     np.testing.assert_allclose(found.logp, expected.gather(1, torch.from_numpy(found.tokens)), atol=tolerance)
-
-
-COMPILED = [
-    "nested",
-    "scaled embedding",
-    "block 16, one key head",
-    "bias",
-    "sliding",
-    "sliding, block larger than window",
-    "causal everywhere",
-]
-
-
-@pytest.mark.usefixtures("compiled")
-@torch.inference_mode()
-@pytest.mark.parametrize(("gap", "depth"), [(0, 7), (3, 2)])
-@pytest.mark.parametrize("form", [*COMPILED, "sliding, bidirectional"])
-def test_compiled_layers_are_as_close_to_the_truth_as_pytorchs(
-    form: str, gap: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {**BASE, **FORMS[form], "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    folder = write(tmp_path, config, make_tensors(config))
-
-    def run(dtype: torch.dtype) -> tuple[BlockLayers, Tensor]:
-        """Two blocks behind contexts of 3 and 40 tokens."""
-        drafter = DFlashDrafter.load(folder, TinyTarget(hidden_size=64, dtype=dtype))
-        states = [drafter.open(capacity=60) for _ in range(2)]
-        for state, length in zip(states, (3, 40), strict=True):
-            drafter.extend(state, [1] * length, some_taps(drafter, length))
-            drafter._project_pending(state)
-        blocks = torch.randint(VOCAB, (2 * config["block_size"],), generator=torch.Generator().manual_seed(5))
-        return drafter._layers, drafter._layers(blocks.tolist(), states, gap, depth).double()
-
-    _, truth = run(torch.float64)
-    layers, compiled = run(torch.bfloat16)
-    assert isinstance(layers, NativeLayers if form in COMPILED else TorchLayers)
-    monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
-    layers, torchs = run(torch.bfloat16)
-    assert isinstance(layers, TorchLayers)
-    assert (compiled - truth).abs().mean() <= 1.25 * (torchs - truth).abs().mean()
-
-
-@pytest.mark.usefixtures("compiled", "changing_threads")
-@torch.inference_mode()
-@pytest.mark.parametrize("form", COMPILED)
-@pytest.mark.parametrize(("kept", "paired"), [(None, False), ([*range(3, 60, 2)], True), (None, True)])
-def test_a_draft_in_one_call_is_the_one_in_many(
-    form: str, kept: list[int] | None, paired: bool, tmp_path: Path
-) -> None:
-    """Behind contexts of any length, of which any number of tokens wait: the same draft, and the same state."""
-    config = {**BASE, **FORMS[form], "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    target = TinyTarget(hidden_size=64, dtype=torch.bfloat16)
-    read = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), target)
-    pairs = (torch.randn(16, 64), torch.randn(16, 64)) if paired else None
-    drafter = DFlashDrafter(read.config, read._weights, target, "made", draft_tokens=kept, pairs=pairs)
-    one, many = drafter.open(capacity=10), drafter.open(capacity=10)
-    for step, count in enumerate((1, 0, 9, PENDING, 40)):
-        for state in (one, many):
-            drafter.extend(state, [1] * count, some_taps(drafter, count, step))
-        for depth, width, ahead in ((1, 4, None), (5, 40, lambda n: Ahead(keys(1, 7, n), 1.0)), (None, 16, None)):
-            (found,) = drafter.draft([Request(one, 5 + step, width, depth, ahead)])
-            (expected,) = drafter.draft_behind([(Request(many, 5 + step, width, depth, ahead), ())])
-            for mine, theirs in zip(parts(found), parts(expected), strict=True):
-                np.testing.assert_array_equal(mine, theirs)
-            assert len(one) == len(many) == one.projected == many.projected
-            assert torch.equal(
-                one.kv[..., : len(one), :].view(torch.int16), many.kv[..., : len(one), :].view(torch.int16)
-            )
-
-
-def parts(draft: Block) -> list[np.ndarray]:
-    if isinstance(draft, Trellis):
-        return [draft.lattice.tokens, draft.lattice.logp, draft.pairs]
-    return [draft.tokens, draft.logp]
-
-
-@pytest.mark.usefixtures("compiled")
-@torch.inference_mode()
-def test_blocks_of_one_context_share_one_draft_and_nothing_else_in_compiled_layers(tmp_path: Path) -> None:
-    config = {**BASE, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    target = TinyTarget(hidden_size=64, dtype=torch.bfloat16)
-    drafter = DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), target)
-    assert isinstance(drafter._layers, NativeLayers)
-    asked = []
-    for length in (20, 9):
-        state = drafter.open(capacity=40)
-        drafter.extend(state, [1] * length, some_taps(drafter, length))
-        asked.append(Request(state, root=5 + length, width=4))
-    blocks = [(asked[0], ()), (asked[0], (11,)), (asked[1], (7, 8)), (asked[0], (11, 12)), (asked[1], ())]
-    for block, found in zip(blocks, drafter.draft_behind(blocks), strict=True):
-        (alone,) = drafter.draft_behind([block])
-        np.testing.assert_array_equal(found.tokens, alone.tokens)
-        np.testing.assert_array_equal(found.logp, alone.logp)
 
 
 @torch.inference_mode()
@@ -486,18 +284,6 @@ def test_depth_limits_the_logits_and_not_the_block(tmp_path: Path) -> None:
             DFlashDrafter.load(folder, target, depth=depth)
 
 
-def test_reads_what_it_says(tmp_path: Path) -> None:
-    drafter = DFlashDrafter.load(write(tmp_path, BASE, make_tensors(BASE)), TinyTarget())
-    assert drafter.tap_layers == (1, 3, 4)
-    formula = {
-        **BASE,
-        "dflash_config": {"mask_token_id": MASK},
-        "num_target_layers": 36,
-        "num_hidden_layers": 5,
-    }
-    assert parse_config(formula, "made").target_layer_ids == (1, 9, 17, 25, 33)
-
-
 def test_work_grows_with_the_context_until_the_window_is_full(tmp_path: Path) -> None:
     config = {**BASE, "layer_types": ["sliding_attention"] * 2, "sliding_window": 12}
     full = DFlashDrafter.load(write(tmp_path / "a", BASE, make_tensors(BASE)), TinyTarget())
@@ -519,160 +305,3 @@ def test_lattice_is_the_exact_top_k(vocab: int, width: int, seed: int, coarse: b
     assert all(len(set(row)) == len(row) for row in found.tokens.tolist())
     assert (np.diff(found.logp, axis=1) <= 0).all()
     check(found, expected)
-
-
-# --- what it refuses ---------------------------------------------------------------------------------------
-
-REFUSED_CONFIGS = {
-    "another architecture": ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
-    "DFlash 2": ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
-    "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "mask_token_id"),
-    "text for a number": ({"hidden_size": "24"}, "hidden_size = '24'"),
-    "tiny block": ({"block_size": 1}, "block_size = 1"),
-    "a factor of its own": ({"output_multiplier": 0.5}, "output_multiplier = 0.5 instead of 1"),
-    "odd heads": ({"num_key_value_heads": 3}, "num_key_value_heads"),
-    "layer types": ({"layer_types": ["full_attention"]}, "layer_types"),
-    "linear attention": ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
-    "no window": ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
-    "no theta": ({"rope_theta": None}, "rope_theta"),
-    "dynamic rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act"),
-    "bad layers": ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, "2"]}}, "target_layer_ids"),
-}
-REFUSED_FITS = {
-    "hidden size": ({"hidden_size": 32}, "hidden size 24"),
-    "layers": ({"num_layers": 5}, "number of target layers 6"),
-    "vocabulary": ({"vocab_size": 200}, "vocabulary size 101"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED_CONFIGS)
-def test_refuses_configs_by_key(case: str, tmp_path: Path) -> None:
-    changes, message = REFUSED_CONFIGS[case]
-    with pytest.raises(BadModel, match=message):
-        DFlashDrafter.load(write(tmp_path, {**BASE, **changes}, make_tensors(BASE)), TinyTarget())
-
-
-@pytest.mark.parametrize("case", REFUSED_FITS)
-def test_refuses_other_targets_by_name(case: str, tmp_path: Path) -> None:
-    changes, message = REFUSED_FITS[case]
-    with pytest.raises(BadModel, match=message) as error:
-        DFlashDrafter.load(write(tmp_path, BASE, make_tensors(BASE)), replace(TinyTarget(), **changes))
-    assert "tiny" in str(error.value)
-
-
-def test_refuses_layers_and_masks_outside_the_target(tmp_path: Path) -> None:
-    for nested, message in (
-        ({"mask_token_id": 101, "target_layer_ids": [1, 3, 4]}, "mask token 101"),
-        ({"mask_token_id": MASK, "target_layer_ids": [1, 3, 6]}, "target layer 6"),
-    ):
-        config = {**BASE, "dflash_config": nested}
-        with pytest.raises(BadModel, match=message):
-            DFlashDrafter.load(write(tmp_path, config, make_tensors(config)), TinyTarget())
-
-
-def test_refuses_tensors_by_name(tmp_path: Path) -> None:
-    good = make_tensors(BASE)
-    without = {name: tensor for name, tensor in good.items() if name != "layers.1.mlp.up_proj.weight"}
-    half_normed = {name: tensor for name, tensor in good.items() if "layers.1.self_attn.q_norm" not in name}
-    one_normed = {name: t for name, t in good.items() if not name.startswith("layers.1.self_attn.") or "proj" in name}
-    for tensors, message in (
-        (without, "lacks the tensor layers.1.mlp.up_proj.weight"),
-        (half_normed, "lacks the tensor layers.1.self_attn.q_norm.weight"),
-        (one_normed, "some layers only"),
-        ({**good, "fc.weight": torch.zeros(HIDDEN, HIDDEN)}, r"fc.weight is \[24, 24\]"),
-        ({**good, "layers.0.self_attn.q_proj.bias": torch.zeros(32)}, "q_proj.bias"),
-        ({**good, "layers.0.attention_conv.base_kernel": torch.zeros(2)}, "DFlash 2"),
-        ({**good, "candidate_selector.successor_codebook": torch.zeros(2)}, "DFlash 2"),
-    ):
-        with pytest.raises(BadModel, match=message):
-            DFlashDrafter.load(write(tmp_path, BASE, tensors), TinyTarget())
-    DFlashDrafter.load(write(tmp_path, BASE, {**good, "embed_tokens.weight": torch.zeros(2)}), TinyTarget())
-
-
-def test_shards(tmp_path: Path) -> None:
-    tensors = make_tensors(BASE)
-    whole = DFlashDrafter.load(write(tmp_path / "whole", BASE, tensors), TinyTarget())
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    names = sorted(tensors)
-    places = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(names)}
-    for file in set(places.values()):
-        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file)
-    (folder / "config.json").write_text(json.dumps(BASE))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    sharded = DFlashDrafter.load(str(folder), TinyTarget())
-    a, b = (drafter.draft([Request(drafter.open(4), 5, 4)])[0] for drafter in (whole, sharded))
-    np.testing.assert_array_equal(a.logp, b.logp)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(BadModel, match="lacks model-00002-of-00002"):
-        DFlashDrafter.load(str(folder), TinyTarget())
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(BadModel, match="weight_map"):
-        DFlashDrafter.load(str(folder), TinyTarget())
-
-
-def test_refuses_folders_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(name: str, message: str) -> None:
-        with pytest.raises(BadModel, match=message):
-            DFlashDrafter.load(name, TinyTarget())
-
-    def offline(name: str, **_: object) -> str:
-        # Errors of the network are of whatever library brings them.
-        raise RuntimeError if name == "someone/cut-off" else FileNotFoundError(f"{name} is out of reach")
-
-    monkeypatch.setattr("draftwood.drafters.checkpoint.snapshot_download", offline)
-    refused("someone/no-such-drafter", "neither a folder here nor")
-    refused("someone/cut-off", "neither a folder here nor .*RuntimeError")
-    refused("", "No checkpoint was named")
-    refused("x" * 5000, "File name too long")
-    folder = tmp_path / "drafter"
-    folder.mkdir()
-    refused(str(folder), "has no config.json")
-    (folder / "config.json").write_text("{")
-    refused(str(folder / "config.json"), "is a file")
-    refused(str(folder), "cannot be read as JSON")
-    (folder / "config.json").write_text("[]")
-    refused(str(folder), "not an object")
-    (folder / "config.json").write_text(json.dumps(BASE))
-    refused(str(folder), "no weights")
-    (folder / "pytorch_model.bin").write_bytes(b"x")
-    refused(str(folder), "only pytorch_model.bin, a pickle")
-    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
-    refused(str(folder), "is damaged")
-    whole = write(tmp_path / "cut", BASE, make_tensors(BASE))
-    path = tmp_path / "cut" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    refused(whole, "is damaged")
-
-
-def test_loads_hub_names_without_code_or_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
-
-    def download(name: str, **options: object) -> str:
-        asked.update(options, name=name)
-        return write(tmp_path, BASE, make_tensors(BASE))
-
-    monkeypatch.setattr("draftwood.drafters.checkpoint.snapshot_download", download)
-    assert DFlashDrafter.load("z-lab/some-drafter", TinyTarget()).name == "z-lab/some-drafter"
-    assert asked["name"] == "z-lab/some-drafter"
-    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".py", ".bin", "*"))]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
-    max_leaves=4,
-)
-NESTED = ("mask_token_id", "target_layer_ids", "use_swa", "swa_window_size", "causal")
-
-
-@settings(max_examples=200)
-@given(st.dictionaries(st.sampled_from([*BASE, *NESTED, "layer_types", "is_causal", "rope_parameters"]), JSON))
-def test_any_config_parses_or_is_refused_in_a_sentence(changes: dict) -> None:
-    try:
-        config = parse_config({**BASE, **changes}, "odd")
-    except BadModel as error:
-        assert "\n" not in str(error)
-    else:
-        assert config.block_size >= 2 and config.num_heads % config.num_kv_heads == 0
