@@ -1,4 +1,4 @@
-"""Shared fixtures: an isolated cache folder, a tiny target, costs of known shape, a header with versions."""
+"""Shared fixtures: an isolated cache folder, tiny targets, a scripted baseline; and a header with versions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports that read it: no test waits for a hub
 
@@ -21,8 +22,11 @@ import transformers
 from hypothesis import settings
 
 from draftwood import cores
+from draftwood.bench import measure
+from draftwood.bench.stats import TRANSFORMERS
 from draftwood.native.build import operators
 from draftwood.target import Target
+from tests.bench_cases import FakeLLM
 from tests.reference import tiny_target
 
 settings.register_profile("untimed", deadline=None)  # speed belongs into benchmarks
@@ -90,3 +94,13 @@ def one_thread() -> None:
 def target() -> Target:
     """A random Llama in float64."""
     return tiny_target()
+
+
+@pytest.fixture
+def scripted_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bench of a `FakeLLM`, that one answers as the outside baseline, too."""
+
+    def beside(llm: FakeLLM) -> SimpleNamespace:
+        return SimpleNamespace(generate=lambda question, size, *_: llm.answer(TRANSFORMERS, question, size))
+
+    monkeypatch.setattr(measure, "Transformers", SimpleNamespace(beside=beside))
