@@ -96,6 +96,12 @@ def target() -> Target:
     return tiny_target()
 
 
+@pytest.fixture(scope="module")
+def single() -> Target:
+    """The same Llama in float32, packed like the targets of users."""
+    return tiny_target(dtype=torch.float32, pack=True)
+
+
 @pytest.fixture
 def scripted_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a bench of a `FakeLLM`, that one answers as the outside baseline, too."""

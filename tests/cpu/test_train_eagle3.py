@@ -23,16 +23,11 @@ from draftwood.train.fleet import Fleet
 from draftwood.train.holdout import held_out_tau, lattices
 from draftwood.train.shards import write_shard
 from draftwood.train.show import read_log
-from tests.cpu.test_train import MASK, RECIPE, TEXTS, make_course, make_trainee, run_to_the_end, some_text
-from tests.reference import byte_tokenizer, tiny_target
+from tests.reference import byte_tokenizer
+from tests.train_cases import MASK, RECIPE, TEXTS, make_course, make_trainee, run_to_the_end, some_text
 
 EAGLE = replace(RECIPE, objective="eagle3", block_size=5)
 TOKENS = torch.arange(0, 97, 2)
-
-
-@pytest.fixture(scope="module")
-def single() -> Target:
-    return tiny_target(dtype=torch.float32, pack=True)
 
 
 def test_every_place_is_a_row_and_only_the_answer_is_predicted() -> None:

@@ -17,8 +17,8 @@ from draftwood.train.rows import open_rows
 from draftwood.train.state import Trainee, load_state, save_state
 from draftwood.train.together import DeviceReader, open_features
 from draftwood.train.writing import Limits, Writing
-from tests.cpu.test_train import RECIPE, TEXTS, make_course, make_trainee
 from tests.reference import plain_logits, tiny_model
+from tests.train_cases import RECIPE, TEXTS, make_course, make_trainee
 
 pytestmark = pytest.mark.gpu
 SOFT = replace(RECIPE, soft=0.5, optimizer="muon", steps=6)
