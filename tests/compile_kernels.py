@@ -1,4 +1,4 @@
-"""Compile tree attention, growth and draws for the CUDA architectures named, on a machine without any; a script.
+"""Compile attention, growth and draws for the CUDA architectures named, on a machine without any; a script.
 
 A stand-in for the driver says which architecture to compile for, and launches only compile. Prints one JSON object:
 architecture to how many of each kernel every width and way of growing needed, and the shared memory of the largest.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from draftwood.attention import triton_alone, triton_tree
+from draftwood.attention import triton_alone, triton_rows, triton_tree
 from draftwood.device import triton_draw, triton_growth
 from draftwood.device.ancestors import bitmask, lineage, visible
 from draftwood.drafters.base import Candidates
@@ -24,6 +24,7 @@ from tests.attention_cases import make_case, random_tree
 KERNELS = {
     triton_tree: ("_attend_split", "_merge_splits"),
     triton_alone: ("_attend_alone", "_merge_alone"),
+    triton_rows: ("_attend_row",),
     triton_growth: ("_best_first", "_relate"),
     triton_draw: ("_noisiest",),
 }
@@ -80,7 +81,11 @@ def compile_for(architecture: int) -> dict[str, int | dict[str, int]]:
         case = make_case(random_tree(nodes), 50, kv_heads=2, groups=4, size=128, dtype=torch.bfloat16, window=40)
         case.attend()
         case.alone()
-    triton_draw.noisiest(torch.zeros(3, 5000, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    keys = torch.zeros(3, 2, 50, 64, dtype=torch.bfloat16)
+    for window in (None, 40):
+        triton_rows.rows_attention(keys.new_zeros(3, 8, 64), keys, keys, torch.tensor([7, 49, 0]), 1.0, window)
+    for scores in (torch.float64, torch.float32):
+        triton_draw.noisiest(torch.zeros(3, 5000, dtype=scores), torch.zeros(3, dtype=torch.int64))
     for growth in (Growth(256), Growth(64), Growth(15, per_depth=1)):
         grow(growth, False)
         grow(growth, True)
@@ -93,6 +98,6 @@ def compile_for(architecture: int) -> dict[str, int | dict[str, int]]:
 
 
 if __name__ == "__main__":
-    for module in (triton_tree, triton_alone):
+    for module in (triton_tree, triton_alone, triton_rows):
         module.product_format = lambda query: tl.bfloat16  # as on the device
     print(json.dumps({name: compile_for(int(name)) for name in sys.argv[1:]}))

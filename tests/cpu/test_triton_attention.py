@@ -314,5 +314,7 @@ def test_it_compiles_for_devices_that_are_not_here(tmp_path: Path) -> None:
     for found in json.loads(done.stdout.splitlines()[-1]).values():
         kernels = found["kernels"]
         assert (kernels.pop("_best_first"), kernels.pop("_relate")) == (6, 3), "of three sizes; growth also with pairs"
+        assert kernels.pop("_attend_row") == 2, "with a window and without"
+        assert kernels.pop("_noisiest") == 2, "of scores in double and in single precision"
         assert set(kernels.values()) == {1}, "one kernel for the tree and one to merge, and both again for nodes alone"
         assert found["shared_bytes"] <= 99 * 1024, "more than consumer devices have"
