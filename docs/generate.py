@@ -65,7 +65,7 @@ def summary(kind: type) -> str:
 
 def commands() -> str:
     group = typer.main.get_command(app)
-    parts = [NOTE, "# Commands\n", f"{group.help}\n", "`-h` and `--help` of a command say the same as this page.\n"]
+    parts = [NOTE, "# Commands\n", f"{group.help}\n", "`-h` or `--help` after a command says the same.\n"]
     for name, command in sorted(group.commands.items()):
         arguments = [part for part in command.params if part.param_type_name == "argument"]
         usage = " ".join([f"draftwood {name}", *(part.metavar or part.name.upper() for part in arguments), "[FLAGS]"])
@@ -167,7 +167,7 @@ def built_in(group: str) -> list[str]:
 def extras() -> str:
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
     rows = [(f"`draftwood[{name}]`", ", ".join(needs)) for name, needs in project["optional-dependencies"].items()]
-    return table(("extra", "brings"), rows)
+    return table(("extra", "installs"), rows)
 
 
 # --- support --------------------------------------------------------------------------------------------------
@@ -178,16 +178,18 @@ def support() -> str:
     from tests.reference import FAMILIES, tiny_target
 
     rows = [family(name, tiny_target(name)) for name in FAMILIES]
-    head = ("family", "transformers class", "forward", "rounds on a GPU, with DFlash or without drafter")
+    head = ("family", "transformers class", "forward", "rounds on a GPU, with a DFlash drafter or none")
     return "\n".join(
         [
             NOTE,
             "# Support matrix\n",
-            "Each row is a random model of that family's own transformers code. In the tests a tree forward of each\n"
-            "equals its plain forward along every branch, in float64. Rounds on a GPU are tested on CPUs, recorded\n"
-            "and replayed.\n",
+            "Each row was found with a small random model of the family, which runs the family's own transformers\n"
+            "code. In the tests, which compare in float64, a tree forward of the model equals its plain forward\n"
+            "along every branch. Rounds on a GPU are tested on CPUs, where each stage of a round is recorded once and\n"
+            "replayed, as a CUDA graph is.\n",
             table(head, rows),
-            "Any other model is checked when it is loaded, with a small tree that has a decoy branch.\n",
+            "Any other model is checked when it is loaded: it is refused if its logits for a small tree with a decoy\n"
+            "branch differ from those of its plain forward.\n",
             "## Versions\n",
             versions(),
         ]

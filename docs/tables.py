@@ -49,7 +49,10 @@ def error(found: Mapping[str, Any]) -> str:
                     f"{faster:.2f}", f"{one['speedup']:.2f}", signed(one["speedup"] / faster),
                 )
             )  # fmt: skip
-    head = ("prices", "policy", "measured tokens/s", "simulated", "error", "measured × plain", "simulated", "error")
+    head = (
+        "prices", "policy", "measured tokens/s", "simulated tokens/s", "error",
+        "measured × plain", "simulated × plain", "error",
+    )  # fmt: skip
     return table(head, rows)
 
 
@@ -63,8 +66,11 @@ def capacity(found: Mapping[str, Any]) -> str:
     for (card, users), loads in groupby(found["loads"], key=lambda load: (load["hardware"], load["users"])):
         named = {load["policy"]: load for load in loads}
         rows.append(capacity_row(card, users, *(named[name] for name in (PLAIN, FIXED, OURS))))
-    head = ("card", "users", "plain tokens/s", "`ddtree:8`", "`bastion`", "× plain", "each user", "drafted", "GiB")
-    return table((*head, "a million tokens"), rows)
+    head = (
+        "card", "users", "plain tokens/s", "`ddtree:8`", "`bastion`",
+        "× plain", "each user", "rounds drafted", "GiB", "cost of a million tokens",
+    )  # fmt: skip
+    return table(head, rows)
 
 
 def capacity_row(card: str, users: int, plain: Any, fixed: Any, ours: Any) -> list[str]:
