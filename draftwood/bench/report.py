@@ -79,14 +79,14 @@ def ties_line(policies: Mapping[str, MethodStats]) -> str:
     """Whether rounding explains the texts that are not identical."""
     parts = (f"{name} {s.ties[-1]:.1f} ({len(s.ties)} texts)" for name, s in policies.items() if s.ties)
     return (
-        "Where texts part from plain decoding's, the target's logits of the two tokens are at most so many units in "
-        f"the last place from its best: {', '.join(parts)}."
+        "Some texts differ from plain decoding's. At the first different token, the target's logits of both tokens "
+        f"are at most this many units in the last place below its best logit: {', '.join(parts)}."
     )
 
 
 def against_table(against: Mapping[str, Mapping[str, Any]]) -> Table:
     """Drafters under the same policy; the summary has them by data set, too."""
-    table = new_table("Over the same policy with the first drafter, with 95 % intervals", "method", ("speed", "τ"))
+    table = new_table("Ratios to the same policy with the first drafter, with 95 % intervals", "method", ("speed", "τ"))
     for name, row in against.items():
         table.add_row(name, *(ratio(row[part], row[f"{part}_interval"]) for part in ("speed", "tau")))
     return table
@@ -94,7 +94,7 @@ def against_table(against: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def round_table(policies: Mapping[str, MethodStats]) -> Table:
     """Methods side by side; transformers has no rounds."""
-    table = new_table("Where the time goes", "", tuple(policies))
+    table = new_table("Where the time goes (errors: median, 90th percentile)", "", tuple(policies))
 
     def row(name: str, cell: Callable[[MethodStats], str]) -> None:
         table.add_row(name, *(cell(stats) for stats in policies.values()))
@@ -120,7 +120,7 @@ def dataset_table(datasets: Mapping[str, Mapping[str, MethodStats]]) -> Table:
 
 def what_if_table(what_if: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:
     """The most frequent width of each method; all of them are in the summary."""
-    title = "Extrapolation: tokens/s (× plain) if a measured round emitted τ"
+    title = "Extrapolation: tokens/s (× plain) if rounds that take the measured time emitted τ tokens"
     table = new_table(title, "method", ("width", "round ms", *(f"τ = {t}" for t in WHAT_IF_TAUS)))
     for name, widths in what_if.items():
         width, row = max(widths.items(), key=lambda item: item[1]["rounds"])

@@ -33,8 +33,8 @@ def card(course: Course, step: int) -> str:
             "---",
             f"# A drafter for {Path(course.target.name).name}, objective {course.recipe.objective}",
             "",
-            f"Made with `draftwood train`. Use: `draftwood generate --target {course.target.name} --drafter "
-            f"{course.form.prefix}THIS`. It changes how fast the target writes, never what.",
+            f"Made with `draftwood train`. To use it: `draftwood generate --target {course.target.name} --drafter "
+            f"{course.form.prefix}THIS`. It changes how fast the target writes, never what it writes.",
             "",
             "## Measured",
             *tau_table(course.out, course.recipe.objective),
@@ -43,14 +43,14 @@ def card(course: Course, step: int) -> str:
             *data_lines(course),
             "",
             "## Recipe",
-            f"{step} of {course.steps} steps, {hours(course.out):.2g} hours.",
+            f"{step} of {course.steps} steps, which took {hours(course.out):.2g} hours.",
             "",
             "| | |",
             "|---|---|",
             *(f"| {name} | {value} |" for name, value in course.recipe.to_json().items() if value is not None),
             f"| mask token | {course.config['dflash_config']['mask_token_id']} |",
             f"| target layers | {course.config['dflash_config']['target_layer_ids']} |",
-            f"| tokens that it looks back | {course.config['sliding_window'] or 'all'} |",
+            f"| how far back it looks, in tokens | {course.config['sliding_window'] or 'all'} |",
             f"| draft tokens | {course.drafted} |",
             "",
             f"`{facts['command']}`",
@@ -59,7 +59,7 @@ def card(course: Course, step: int) -> str:
             f"{facts['versions']['torch']}, {hardware(facts)}.",
             "",
             "## Licence",
-            "That of the target and of the prompts; name them here before you share this drafter.",
+            "The licences of the target and of the prompts apply; name them here before you share this drafter.",
             "",
         ]
     )
@@ -105,8 +105,8 @@ def data_lines(course: Course) -> list[str]:
     answers = sum(len(t.tokens) - t.prompt for t in course.texts)
     named = ", ".join(f"{source} ({count})" for source, count in sources.most_common())
     return [
-        f"{len(course.texts)} texts with {answers} tokens that the target answered; prompts from {named}. "
-        f"Thinking: {course.config['dflash_config']['thinking']}. {len(course.held_out)} texts held out.",
+        f"{len(course.texts)} texts, in which the target wrote {answers} answer tokens; prompts from {named}. "
+        f"Thinking: {course.config['dflash_config']['thinking']}. {len(course.held_out)} further texts were held out.",
     ]
 
 

@@ -140,7 +140,7 @@ def save_curves(out: Path) -> str:
     loss.set(xlabel="step", ylabel="loss")
     for position in range(min(CURVES, len(steps[0]["accuracy"]) if steps else 0)):
         accuracy.plot(at, smooth([x["accuracy"][position] for x in steps]), label=f"position {position + 1}")
-    accuracy.set(xlabel="step", ylabel="predictions that are right")
+    accuracy.set(xlabel="step", ylabel="share of right predictions")
     for policy in taus[0]["tau"] if taus else ():
         tau.plot([x["step"] for x in taus], [x["tau"][policy] for x in taus], marker="o", label=policy)
     tau.set(xlabel="step", ylabel="τ on held-out texts")
