@@ -37,7 +37,7 @@ NEVER, ALWAYS, DECIDED = 0, 1, 2
 class Options:
     """Parameters of the drafter, as in `d2sd:FIRST,SECOND,boundaries=2`."""
 
-    boundaries: int = field(default=4, metadata={"least": 1, "most": 16})  # K of the paper
+    boundaries: int = field(default=4, metadata={"least": 1, "most": 16})  # where a second pass begins: K of the paper
     passes: int = field(
         default=1, metadata={"least": 1, "most": 3}
     )  # of the second drafter; 2: the paper's third level

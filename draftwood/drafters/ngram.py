@@ -1,4 +1,4 @@
-"""Drafting from the text itself: what followed earlier occurrences of the longest suffix that has any.
+"""Drafts from the text itself: takes its longest suffix that occurred before, and proposes what followed there.
 
 Needs no model. How far to trust a match (by its length, how often it occurred and whether its followers agree) is
 learned from what the target chose, so its masses are probabilities.
@@ -19,8 +19,8 @@ from draftwood.experts import Expert, Matches, Occurrences
 class Options:
     """Parameters of the drafter, as in `ngram:max_depth=8`."""
 
-    max_depth: int = field(default=24, metadata={"least": 1, "most": 64})  # longest continuation
-    # Tokens of earlier texts that are searched, too.
+    max_depth: int = field(default=24, metadata={"least": 1, "most": 64})  # tokens of the longest draft
+    # how many tokens of earlier texts are searched, too; 0: none
     earlier: int = field(default=0, metadata={"least": 0, "most": 1_000_000})
 
 

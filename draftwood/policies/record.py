@@ -1,4 +1,4 @@
-"""Drafts after every token and verifies nothing: a trace of it can replay every other policy, token by token."""
+"""Drafts after every token and verifies nothing: from its trace every other policy can be replayed, token by token."""
 
 from __future__ import annotations
 

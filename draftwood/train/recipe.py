@@ -34,31 +34,32 @@ class Recipe:
     layers: int = 3
     block_size: int = 16
     causal: bool = False  # tokens of a block do not see later ones, so that a draft of few depths is a short block
-    window: int | None = None  # tokens that a layer looks back; 0: all; None: the initial checkpoint's, or by the texts
+    # tokens that a layer looks back; 0: all; None: as in the checkpoint of `init`, else enough for 9 of 10 texts
+    window: int | None = None
     taps: int = 5  # target layers that the drafter reads
-    markov_rank: int = 64  # rank of the correction by the candidate before; 0: marginals alone
-    init: str = "target"  # target, random or a checkpoint
-    head_tokens: str = "auto"  # auto, all or how many tokens may be drafted
-    mask_token: int | None = None  # None: one that the texts do not use
+    markov_rank: int = 64  # rank of the correction by the previous candidate; 0: none, marginals alone
+    init: str = "target"  # where the weights come from: target, random or a checkpoint
+    head_tokens: str = "auto"  # tokens that may be drafted: auto, all or how many
+    mask_token: int | None = None  # id of the mask; None: a token that the texts do not use
     epochs: float = 6.0
-    steps: int | None = None  # instead of epochs
-    batch_size: int = 8  # texts of a step, over all processes
+    steps: int | None = None  # if given, it replaces `epochs`
+    batch_size: int = 8  # texts of a step, all processes together
     micro_batch: int | None = None  # texts of one forward; None: all of a step's
-    anchors: int = 64  # blocks of a text, drawn anew in every epoch
+    anchors: int = 64  # blocks that a text is trained on, drawn anew in every epoch
     max_length: int = 3072
-    optimizer: str = "adamw"  # or muon, for the layers' matrices
+    optimizer: str = "adamw"  # adamw, or muon for the layers' matrices and adamw for the rest
     lr: float = 6e-4
-    warmup: float = 0.04  # share of the steps
+    warmup: float = 0.04  # share of the steps with a rising learning rate
     weight_decay: float = 0.0
     clip: float = 1.0
-    gamma: float | None = None  # None: the paper's for this block size
+    gamma: float | None = None  # decay of the weights of later positions; None: the paper's for this block size
     soft: float = 0.0  # share of the loss that follows the target's own distribution
-    autocast: bool = True  # products in bf16, where the device has them
-    holdout: float = 0.02  # share of the prompts
+    autocast: bool = True  # matrix products in bf16, if the device has them
+    holdout: float = 0.02  # share of the prompts that are kept for measuring
     seed: int = 0
     save_minutes: float = 5.0
-    eval_every: int = 500  # steps
-    cache_gb: float | None = None  # of target features on disk; None: half of what is free, at most 20
+    eval_every: int = 500  # steps between two measurements
+    cache_gb: float | None = None  # gigabytes of disk for the target's features; None: half of what is free, at most 20
 
     def __post_init__(self) -> None:
         check_one_of("--objective", self.objective, OBJECTIVES)
