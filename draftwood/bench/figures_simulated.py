@@ -41,4 +41,4 @@ def draw_pareto(axes: Axes, cells: Sequence[Cell]) -> None:
     axes.margins(0.08, 0.12)
     axes.set_xlabel("work: tokens the target runs for each token written")
     axes.set_ylabel("simulated speed, × plain decoding")
-    axes.legend(title="best of each machine", fontsize="small")
+    axes.legend(title="line: best policies of a machine", fontsize="small")

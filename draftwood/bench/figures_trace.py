@@ -138,7 +138,7 @@ def draw_budgets(axes: Axes, story: Story) -> None:
     adaptive = replay(policy("bastion"), story.texts, story.prices).tokens_per_s / plain
     axes.axhline(adaptive, color="black", linestyle="-", linewidth=1.2, label=f"bastion ({adaptive:.2f})")
     best = oracle(story) / plain
-    axes.axhline(best, color="black", linestyle=":", linewidth=1.2, label=f"best n of each data set ({best:.2f})")
+    axes.axhline(best, color="black", linestyle=":", linewidth=1.2, label=f"best n for each data set ({best:.2f})")
     axes.axhline(1, color="grey", linewidth=0.8)
     _logarithmic(axes, BUDGETS)
     axes.set_xlabel("nodes verified a round")
@@ -152,7 +152,7 @@ def _priced(axes: Axes, values: Mapping[int, float], last: int, style: Mapping[s
     unseen = {at: value for at, value in values.items() if at > last}
     if unseen:
         hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
-        axes.plot(list(unseen), list(unseen.values()), **hollow, label="extrapolated: no round as wide ran")
+        axes.plot(list(unseen), list(unseen.values()), **hollow, label="extrapolated: no round that wide ran")
 
 
 def oracle(story: Story) -> float:
@@ -228,7 +228,10 @@ def draw_confidence(axes: Axes, story: Story) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     for (label, found), style in zip(confidences(story).items(), styles(), strict=False):
         axes.plot(
-            found.said, found.happened, **style, label=f"{label}: error {found.error:.4f} (chance: {found.chance:.4f})"
+            found.said,
+            found.happened,
+            **style,
+            label=f"{label}: error {found.error:.4f} (by chance: {found.chance:.4f})",
         )
     axes.set_xlabel("path probability as predicted")
     axes.set_ylabel("share of these paths that were accepted")
@@ -257,7 +260,7 @@ def draw_positions(axes: Axes, story: Story) -> None:
     for label, rates in positions(story).items():
         axes.plot(range(1, 1 + len(rates)), rates, **next(one), label=label)
     axes.set_xlabel("position after the root")
-    axes.set_ylabel("share of tokens accepted, where all before were")
+    axes.set_ylabel("share of tokens accepted, if all before were")
     axes.set_ylim(0, 1.03)  # or a share of 1 would lie on the frame
     axes.set_xticks(range(1, 1 + max(map(len, positions(story).values()), default=1)))
     axes.legend(fontsize="small")

@@ -34,19 +34,23 @@ class Load:
     each: float  # of one of them
     speedup: float  # over plain decoding for as many users
     tau: float  # tokens a round and user
-    width: float  # tokens of the target a round, of all users
-    drafted: float  # share of the users' rounds
+    width: float  # tokens that the target runs a round, of all users
+    drafted: float  # share of the users' rounds that had a draft
     gib: float  # weights of target and drafter, keys and values at their longest
     cost: float  # of a million tokens; NaN without a price
-    measured: float  # tokens per second when the trace was made; NaN if this was not run there
+    measured: float  # tokens per second when the trace was made; NaN if this load did not run there
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Load.__slots__}
 
 
 def load_table(name: str, loads: Sequence[Load]) -> Table:
-    columns = ("policy", "tokens/s", "each", "× plain", "τ", "width", "drafted", "GiB", "a million tokens")
-    table = new_table(f"Many users on {name}: modelled", "users", columns)
+    columns = ("policy", "tokens/s", "each user", "× plain", "τ", "width", "drafted", "GiB", "cost")
+    table = new_table(f"Many users on {name}, in modelled seconds", "users", columns)
+    table.caption = (
+        "width: tokens that the target runs a round; drafted: share of the users' rounds; cost: of a million tokens"
+    )
+    table.caption_justify = "left"
     for load in loads:
         table.add_row(
             str(load.users),

@@ -30,19 +30,27 @@ FIGURES: dict[str, tuple[Drawing, str]] = {
     "speedup-by-dataset": (draw.draw_speedups, "Measured decoding speed by data set and policy."),
     "width": (
         draw.draw_width,
-        "What a wider tree writes and costs. τ is replayed, times are learned; hollow: no round as wide was run.",
+        "Tokens that a wider tree writes, and what it costs. τ is replayed, times are as learned; hollow markers: "
+        "wider than any round that ran.",
     ),
-    "beams": (draw.draw_beams, "Best-first trees against beams of as many nodes, replayed."),
+    "beams": (draw.draw_beams, "Best-first trees compared with beams of as many nodes, replayed."),
     "budgets": (
         draw.draw_budgets,
-        "Fixed budgets (hollow: wider than any that ran), bastion, and the best budget of each data set, replayed.",
+        "Replayed speed of fixed budgets (hollow markers: wider than any round that ran), of bastion, and of the best "
+        "budget of each data set, chosen afterwards.",
     ),
     "latency": (
         draw.draw_latency,
-        "Seconds of a verification: measured, predicted from counted work alone, and as learned.",
+        "Time of a verification: measured, predicted from counted work alone, and predicted by what was learned.",
     ),
-    "latency-error": (draw.draw_errors, "How far predictions of whole rounds were off, each made before its round."),
-    "confidence": (draw.draw_confidence, "Path probabilities against what happened, in trees of 32 nodes."),
+    "latency-error": (
+        draw.draw_errors,
+        "How far predictions of whole rounds were off. Each was made before its round.",
+    ),
+    "confidence": (
+        draw.draw_confidence,
+        "Predicted probabilities of paths against the share that was accepted, in trees of 32 nodes.",
+    ),
     "positions": (draw.draw_positions, "Acceptance by position, replayed."),
     "widths-over-time": (draw.draw_widths, "Tokens verified in each round, as measured."),
 }
@@ -90,7 +98,8 @@ def page_lines(story: Story, folder: Path) -> Iterator[str]:
 
 
 def table_lines(story: Story) -> Iterator[str]:
-    yield "<table><tr><th>policy</th><th>tokens/s</th><th>× plain</th><th>τ</th><th>round predicted within</th></tr>"
+    heads = ("policy", "tokens/s", "× plain", "τ", "error of the predicted time of a round")
+    yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     rates = draw.measured_rates(story.trace.answers)
     for name in story.measured:
         rounds = story.rounds(name)
@@ -99,7 +108,7 @@ def table_lines(story: Story) -> Iterator[str]:
             f"{rates[name]:.1f}",
             f"{rates[name] / rates.get(PLAIN, float('nan')):.2f}",
             f"{tau(rounds):.2f}",
-            f"{error.median:.1%} (p90 {error.p90:.0%})",
+            f"median {error.median:.1%}, p90 {error.p90:.0%}",
         ]
         yield f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     yield "</table>"

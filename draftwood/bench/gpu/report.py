@@ -41,7 +41,7 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
 
 
 def part_table(model: str, context: int, rows: Sequence[Row]) -> Table:
-    """Microseconds, and how many times the roofline they are."""
+    """Microseconds, and their ratio to the roofline."""
     table = new_table(f"{model}, {context} tokens of context: µs (× roofline)", "tokens", PER_WIDTH)
     cells = {(row["part"], row["width"]): cell(row) for row in rows}
     for width in sorted({row["width"] for row in rows if row["part"] in PER_WIDTH}):
@@ -65,6 +65,9 @@ def answer_table(model: str, rows: Sequence[Row]) -> Table:
         cells = [known(row[name], factor, digits) for name, factor, digits in FIGURES]
         same = "–" if row["identical"] is None else f"{row['identical']:.0%}"
         table.add_row(row["rates"], row["policy"], *cells, same)
+    fair = "without luck: tokens/s if each tree emitted its mean number of tokens under the rates; "
+    told = "choose: the policy's time on the host; same text: answers that equal plain decoding's"
+    table.caption, table.caption_justify = (fair if rows[0]["synthetic"] else "") + told, "left"
     return table
 
 
