@@ -37,7 +37,7 @@ class Bigram:
             token = followers[token]
             guesses.append([token])
         tokens = np.array(guesses, np.int64).reshape(-1, 1)
-        return Lattice(tokens, np.full(tokens.shape, np.log(0.5), np.float32))  # its belief in each guess
+        return Lattice(tokens, np.full(tokens.shape, np.log(0.5), np.float32))  # the chance it gives each guess
 
     def work(self, context: int) -> Work:
         return Work(flops=0.0, bytes=0.0, launches=0)

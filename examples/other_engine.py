@@ -35,7 +35,7 @@ class Model:
 
 
 def draft(model: Model, context: list[int], root: int, depth: int = 6, width: int = 8) -> Lattice:
-    """Stands for a drafter: it knows the model, except for some noise, and its own guess for the depth before."""
+    """Stands for a drafter: it knows the model, up to some noise, and goes on from its own guess at each depth."""
     noise = np.random.default_rng(len(context)).normal(size=(depth, VOCAB))
     logits, before, last = [], context[-1], root
     for level in noise:
