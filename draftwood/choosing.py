@@ -201,7 +201,7 @@ class Chooser:
         Choices that differ within a forward's width alone come out alike, too.
         """
         n, widths = request.policy.choose(mass, costs), self._rounds.widths
-        return n if widths is None or not n else next(width for width in widths if width > n) - 1
+        return n if widths is None or not n else next((width for width in widths if width > n), widths[-1]) - 1
 
     def _mass(self, request: Request, tree: Tree, alone: bool) -> Floats:
         """The masses of a tree's nodes that the request's policy sees. They are optimistic unless requests compete, for

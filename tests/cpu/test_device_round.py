@@ -27,6 +27,7 @@ from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput, BadModel
 from draftwood.latency import LatencyModel, Machine
 from draftwood.policies.base import Costs
+from draftwood.policies.bastion import Bastion
 from draftwood.policies.ddtree import DDTree
 from draftwood.sampling import Sampling
 from draftwood.target import Target
@@ -329,6 +330,25 @@ def test_a_policy_that_chooses_fills_its_forwards(target: Target, truth: list[in
     made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), "bastion")
     drafted = [step.round for step in made.run(PROMPT, 40) if step.round and step.round.drafted and step.round.n]
     assert len(drafted) > 3 and all(round.n == round.grown or not round.padding for round in drafted)
+
+
+class Insatiable(Bastion):
+    """Asks for more nodes than any forward holds."""
+
+    def drafts(self, outlook: object) -> bool:
+        return True
+
+    def choose(self, mass: np.ndarray, costs: Costs) -> int:
+        return 2 * self.n_max
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
+def test_a_policy_that_asks_for_too_much_gets_the_whole_tree(target: Target, truth: list[int], backend: str) -> None:
+    made = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), backend=backend)
+    steps = list(made.run(PROMPT, 30, policy=Insatiable(7)))
+    drafted = [step.round for step in steps if step.round and step.round.drafted]
+    assert text(steps) == truth[:30]
+    assert len(drafted) > 3 and all(round.n == round.grown for round in drafted)
 
 
 def test_the_widest_tree_and_its_padding_are_recorded(target: Target, truth: list[int]) -> None:
