@@ -140,6 +140,8 @@ class Batch:
         records = records or self._heed(begun, verdicts)
         if self._begun is not None:
             self._draft_ahead(self._begun)
+        elif not self.requests:
+            self._timings.learn()  # again: the last request may have left before its last round was heeded
         return {
             part.request: _step(part, verdict, record, text, begun.costs)
             for part, verdict, record, text in zip(begun.parts, verdicts, records, emitted, strict=True)

@@ -524,6 +524,18 @@ def test_host_and_device_rounds_are_priced_apart(target: Target, truth: list[int
     assert made.fresh().latency_of(1, "host").to_json().keys() == host.to_json().keys()
 
 
+@pytest.mark.parametrize("policy", ["autoregressive", "ddtree:7", "bastion"])
+@pytest.mark.parametrize("backend", ["host", "device"])
+def test_the_seconds_of_every_round_are_learned_the_last_included(
+    target: Target, truth: list[int], policy: str, backend: str
+) -> None:
+    """Also where the host learns of a round behind the next one, and none follows the last."""
+    made, rounds = engine(target, Tabled(Truthful("truthful", truth=PROMPT + truth)), policy, backend), 0
+    for new in (2, 5, 20):
+        rounds += sum(step.round is not None for step in made.run(PROMPT, new))
+        assert made.latency_of(1, backend).seen == rounds
+
+
 class Slow(LatencyModel):
     """Prices at which guesses do not pay."""
 
