@@ -128,8 +128,6 @@ class Batch:
     def round(self) -> dict[Request, Step]:
         """Run one round; returns what each request emits. One that only read a part of its prompt emits nothing."""
         begun, ahead = self._begun or self._begin(), self._rounds.ahead
-        if self._begun is None and ahead:
-            self._draft_ahead(begun)
         verdicts = self._rounds.settle(begun.clock)
         # While the device drafts, the host has time to learn, and the next choice may profit from what a tree taught.
         # Otherwise the device would wait, so the host learns behind the next forward.
