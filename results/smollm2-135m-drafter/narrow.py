@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,10 @@ from draftwood.train.start import start
 TEXTS, ANCHORS = 20, 64  # of each folder, of each text
 
 
+def note(total: torch.Tensor, layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    total.add_(inputs[0].float().square().sum(0))
+
+
 @torch.no_grad()
 def activity(source: Path, config: dict, folders: list[Path]) -> list[torch.Tensor]:
     """For each layer the root of the summed squares of what each neuron gave, `[intermediate size]`."""
@@ -35,9 +40,7 @@ def activity(source: Path, config: dict, folders: list[Path]) -> list[torch.Tens
     reader = Reader(target, config["dflash_config"]["target_layer_ids"], False)
     squares = [torch.zeros(config["intermediate_size"]) for _ in model.layers]
     for layer, total in zip(model.layers, squares, strict=True):
-        layer.mlp.down_proj.register_forward_pre_hook(
-            lambda _, inputs, total=total: total.add_(inputs[0].float().square().sum(0)) and None
-        )
+        layer.mlp.down_proj.register_forward_pre_hook(partial(note, total))
     rng = np.random.default_rng(0)
     for folder in folders:
         shard = sorted(folder.glob("*.parquet"))[0]
