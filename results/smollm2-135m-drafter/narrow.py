@@ -63,9 +63,14 @@ def main(source: Path, out: Path, width: int, folders: list[Path]) -> None:
         kept = adds.argsort(descending=True)[:width].sort().values
         tensors |= {name: tensors[name][kept].contiguous() for name in (gate, up)}
         tensors[down] = tensors[down][:, kept].contiguous()
+    save(source, out, {**config, "intermediate_size": width}, tensors)
+
+
+def save(source: Path, out: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
+    """A drafter made of the one in `source`, which proposes the same tokens."""
     out.mkdir(exist_ok=True)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    (out / "config.json").write_text(json.dumps({**config, "intermediate_size": width}, indent=2))
+    (out / "config.json").write_text(json.dumps(config, indent=2))
     shutil.copy(source / "draft_tokens.json", out)
 
 

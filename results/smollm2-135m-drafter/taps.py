@@ -6,21 +6,18 @@ Written for the shipped drafter, which did not miss it; `draftwood train --init 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from narrow import save
+from safetensors.torch import load_file
 
 
 def main(source: Path, out: Path) -> None:
     config, tensors = json.loads((source / "config.json").read_text()), load_file(source / "model.safetensors")
     del config["dflash_config"]["target_layer_ids"][0]
     tensors["fc.weight"] = tensors["fc.weight"][:, config["hidden_size"] :].contiguous()
-    out.mkdir(exist_ok=True)
-    save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    (out / "config.json").write_text(json.dumps(config, indent=2))
-    shutil.copy(source / "draft_tokens.json", out)
+    save(source, out, config, tensors)
 
 
 if __name__ == "__main__":

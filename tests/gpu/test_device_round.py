@@ -21,6 +21,7 @@ from draftwood.latency import LatencyModel
 from draftwood.probe import probe
 from draftwood.sampling import Sampling
 from draftwood.target import Target
+from draftwood.trace import Round
 from tests.reference import Noisy, Tabled, Truthful, plain_logits, tiny_dflash, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -85,6 +86,17 @@ def test_half_precision_is_argmax_or_a_near_tie(dtype: torch.dtype) -> None:
     assert float(gap.max()) <= 2**-5 * float(logits.abs().max())
 
 
+def watched(made: Engine, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Round | None], list[Mail]]:
+    """The rounds behind an answer's first step, none of which may wait for the device, and the reports waited for."""
+    steps = made.run(PROMPT, NEW, sampling)
+    next(steps)
+    mails: list[Mail] = []
+    wait = Mail.wait
+    monkeypatch.setattr(Mail, "wait", lambda self: (mails.append(self), wait(self))[1])
+    with no_waiting():
+        return [step.round for step in steps], mails
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("policy", ["autoregressive", "dflash", "ddtree:16", "bastion:40"])
 def test_nothing_in_a_round_waits_but_the_reports(policy: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +107,7 @@ def test_nothing_in_a_round_waits_but_the_reports(policy: str, sampling: str, mo
     target = on_device()
     made = engine(target, tiny_dflash(target), policy)
     write(made, SAMPLINGS[sampling])  # everything is captured by now
-    steps = made.run(PROMPT, NEW, SAMPLINGS[sampling])
-    next(steps)
-    mails: list[Mail] = []
-    wait = Mail.wait
-    monkeypatch.setattr(Mail, "wait", lambda self: (mails.append(self), wait(self))[1])
-    with no_waiting():
-        rounds = [step.round for step in steps]
+    rounds, mails = watched(made, SAMPLINGS[sampling], monkeypatch)
     assert len(mails) == len(rounds) + sum(r.drafted for r in rounds[1:] if r is not None)
 
 
@@ -110,13 +116,7 @@ def test_rounds_that_the_host_drafts_for_wait_for_verdicts_alone(monkeypatch: py
     plain = write(engine(target, None, "autoregressive", "host"), Sampling())
     made = engine(target, Truthful("truthful", truth=PROMPT + plain), "ddtree:7")
     assert made.device.hosted and write(made, Sampling()) == plain  # everything is captured by now
-    steps = made.run(PROMPT, NEW)
-    next(steps)
-    mails: list[Mail] = []
-    wait = Mail.wait
-    monkeypatch.setattr(Mail, "wait", lambda self: (mails.append(self), wait(self))[1])
-    with no_waiting():
-        rounds = [step.round for step in steps]
+    rounds, mails = watched(made, Sampling(), monkeypatch)
     assert len(mails) == len(rounds) and sum(r.drafted for r in rounds if r is not None) > 3
 
 
