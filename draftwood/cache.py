@@ -30,6 +30,12 @@ def stored(dtype: torch.dtype, exact: bool) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32) if exact else dtype
 
 
+def finite(states: Tensor) -> Tensor:
+    """Zeros for what fp16 could not hold: masked attention to it is NaN times 0, which would reach those who do not see
+    it."""
+    return states.nan_to_num(0.0, 0.0, 0.0) if states.dtype == torch.float16 else states
+
+
 class Row:
     """One request's slots: keys and values of every layer, `[H_kv, S, d]`, made when the first tokens are written."""
 
@@ -210,7 +216,7 @@ class KVCache(Cache):
         Called by the model's attention, which hands the result on. The plan says which slots are visible.
         """
         assert self._plan is not None, "place(plan) comes before the forward"
-        keys, values = key_states[0], value_states[0]
+        keys, values = finite(key_states[0]), finite(value_states[0])
         if len(self._plan.segments) == 1:
             (part,) = self._plan.segments
             written = [self.rows[part.row].write(layer_idx, keys, values, part.context)]

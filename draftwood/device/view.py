@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftwood.attention.args import AttentionArgs
 from draftwood.attention.dispatch import choose
+from draftwood.cache import finite
 from draftwood.plan import Sight
 
 
@@ -37,10 +38,7 @@ class View:
     def attend(self, kv: Tensor, scale: float, window: int | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention's output [N, H * d] for `query` [N, H, d]. Keys and values first go into `kv` [2, H_kv, S, d]."""
         slots = self.context + torch.arange(len(query), device=query.device)
-        written = torch.stack([key.transpose(0, 1), value.transpose(0, 1)])
-        if written.dtype == torch.float16:  # it overflows, and what is masked would be NaN times 0
-            written = written.nan_to_num(0.0, 0.0, 0.0)
-        kv.index_copy_(2, slots, written)
+        kv.index_copy_(2, slots, finite(torch.stack([key.transpose(0, 1), value.transpose(0, 1)])))
         folded = query.unflatten(1, (kv.shape[1], -1)).permute(1, 2, 0, 3)
         args = AttentionArgs(folded, kv[0], kv[1], scale, window, None, None, self, 0)
         return choose(args).run(args).permute(2, 0, 1, 3).flatten(1)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from draftwood.cache import finite
 from draftwood.decoder import Sight
 from draftwood.device.ancestors import bitmask
 from draftwood.device.view import View
@@ -47,7 +48,7 @@ class StaticDFlash:
     def extend(self, taps: Tensor, start: Tensor) -> None:
         positions = start + torch.arange(len(taps), device=start.device)
         kv = torch.stack(context_kv(self._config, self._weights, taps, *self._rotary.at(positions)), 1)
-        self._kv.index_copy_(3, positions, kv)
+        self._kv.index_copy_(3, positions, finite(kv))
 
     def draft(self, root: Tensor, context: Tensor, width: int, ahead: Ahead | None = None) -> Candidates:
         config = self._config

@@ -48,6 +48,19 @@ def prefilled(target: Target, tokens: list[int], chunk: int = 8):
     return cache
 
 
+@pytest.mark.parametrize("path", ["lean", "universal"])
+def test_a_sibling_that_overflows_in_fp16_reaches_no_other_node(path: str) -> None:
+    target = tiny_target(path=path, dtype=torch.float16)
+    with torch.no_grad():
+        target.model.get_input_embeddings().weight[5] = torch.inf
+    found = []
+    for tokens in ([1, 7, 5, 8], [1, 7, 6, 8]):
+        cache = prefilled(target, PROMPT[2:])
+        tree = Tree(np.array(tokens), np.array([-1, 0, 0, 1]), np.array([0, 1, 1, 2]), np.ones(4, np.float32))
+        found.append(target.verify(target.plan([tree], cache), cache).logits[[0, 1, 3]])
+    assert found[0].isfinite().all() and torch.equal(*found)
+
+
 @pytest.mark.parametrize(("family", "path"), ON_PATHS)
 def test_a_tree_equals_plain_attention_along_each_branch(family: str, path: str) -> None:
     target = tiny_target(family, path)
