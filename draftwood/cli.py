@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from draftwood import __version__
 from draftwood.bench import command as measuring
 from draftwood.config import config
 from draftwood.errors import BadInput, DraftwoodError, LostProcess
@@ -45,7 +46,6 @@ LASTING = 50_000  # new objects between two garbage collections: imports make a 
 TOGETHER = ("generate", "train")  # commands that several processes may run together
 
 app = typer.Typer(
-    help="Tree speculative decoding: a Hugging Face model writes faster, and exactly the same text.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -86,6 +86,21 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             sys.exit(NOBODY_READS)
         print(f"draftwood: Nothing more can be written ({error.strerror}); make room, and try again.", file=sys.stderr)
         sys.exit(BAD_INPUT)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"draftwood {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Tree speculative decoding: a Hugging Face model writes faster, and exactly the same text."""
 
 
 @app.command()

@@ -25,6 +25,7 @@ from draftwood.errors import BadModel, first_line
 from draftwood.latency import Machine
 from draftwood.loading import parse_device
 from draftwood.memory import on_meta
+from draftwood.names import model_name
 from draftwood.native.build import operators
 from draftwood.packing import kind
 from draftwood.precision import choose_dtype
@@ -92,7 +93,7 @@ def examine(target: str | None = None, device: str = "auto") -> Report:
     precision = choose_dtype(place, here.profiles)
     default = cached_target()
     whole = is_whole(default)
-    name = target or (str(default) if whole else None)
+    name = model_name(target) if target else str(default) if whole else None
     needed = None if name is None else weight_bytes(name, precision.dtype)
     machine = probe(place, precision.dtype, here.profiles)
     return Report(
@@ -135,11 +136,11 @@ def attention_backends(name: str | None, device: torch.device, dtype: torch.dtyp
 
 
 def operators_state(device: torch.device, dtype: torch.dtype) -> str:
-    built = operators() if device.type == "cpu" else None
-    if built is not None and built.library is None:  # also for other formats: this may be why one is faster
-        return f"not compiled, PyTorch's are used: {built.reason}"
-    if built is None or dtype != torch.bfloat16:
-        return "not used: they are for bfloat16 on a CPU"
+    built = operators()
+    if built.library is None:  # also for other formats: this may be why one is faster
+        return f"not compiled, PyTorch's and Python's are used: {built.reason}"
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return f"{built.reason}; they grow trees and match texts, and run layers only for bfloat16 on a CPU"
     attends = "the lean path attends with them, too, instead of with a backend named above"
     return f"{built.reason}; {attends}; weights are read by {kind(dtype)}"
 

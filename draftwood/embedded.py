@@ -118,6 +118,11 @@ def _convert_apart(gguf: Path, scratch: Path) -> None:
         code, said = _beside([sys.executable, "-m", "draftwood.embedded", str(gguf), str(scratch)], operators)
     if code and shutil.disk_usage(scratch).free < FULL_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if code < 0:
+        raise BadInput(
+            f"Converting {gguf.name} was ended by signal {-code}. It needs a gigabyte of memory: free some, or raise "
+            "the container's limit, and try again."
+        )
     if code:
         lines = said.strip().splitlines() or [f"the converter ended with code {code}"]
         raise BadModel(

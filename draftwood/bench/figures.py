@@ -29,7 +29,7 @@ def save_figure(path: Path, draw: Callable[[Axes], None]) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra(
-            "Figures are drawn with matplotlib, which is not installed; run: pip install draftwood[bench]"
+            "Figures are drawn with matplotlib, which is not installed; run: pip install 'draftwood[bench]'"
         ) from None
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     draw(figure.subplots())
@@ -42,6 +42,6 @@ def save_figures(folder: Path, drawings: Mapping[str, Callable[[Axes], None]]) -
         for name, draw in drawings.items():
             save_figure(folder / f"{name}.png", draw)
     except MissingExtra:
-        return "No plots: matplotlib is not installed (pip install draftwood[bench])."
+        return "No plots: matplotlib is not installed (pip install 'draftwood[bench]')."
     first, *others = (f"{name}.png" for name in drawings)
     return f"Plots: {', '.join([str(folder / first), *others])}."

@@ -107,6 +107,6 @@ def hub_loader(name: str) -> Loader:
     except ImportError:
         raise MissingExtra(
             f"The data set {name} is loaded with the package 'datasets', which is not installed; "
-            "run: pip install draftwood[datasets]"
+            "run: pip install 'draftwood[datasets]'"
         ) from None
     return load_dataset

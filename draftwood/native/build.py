@@ -161,7 +161,8 @@ def _checked(library: Path, compiler: str) -> Built:
     """The compiled library, or why it is of no use here. Raises OSError if it cannot be loaded."""
     threaded = ctypes.CDLL(str(library)).threaded()
     if not threaded and torch.get_num_threads() > 1:
-        return Built(None, f"{compiler} has no OpenMP: on one core they take longer than PyTorch's operators on all")
+        slower = "on one core they take longer than PyTorch's operators on all"
+        return Built(None, f"{compiler} has no OpenMP: {slower}; once it has, delete {library}")
     return Built(library, f"compiled by {compiler}")
 
 
@@ -172,7 +173,8 @@ def _compile_best(compiler: str, library: Path) -> str | None:
     """
     variants = (*VARIANTS, TILED) if can(TILES) else VARIANTS
     best, least = None, inf
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    # A network's file system keeps what is removed while it is loaded, and then the folder is not empty.
+    with tempfile.TemporaryDirectory(dir=library.parent, ignore_cleanup_errors=True) as folder:
         drafts = [Path(folder) / f"{place}.so" for place in range(len(variants))]
         with ThreadPoolExecutor(len(variants)) as pool:  # of compilers: they take seconds each, on a core each
             failed = list(pool.map(_compile, repeat(compiler), variants, drafts))
@@ -193,8 +195,8 @@ def _compile(compiler: str, variant: Sequence[str], draft: Path) -> str | None:
         command = [compiler, *COMMON, *flags, *variant, "-o", str(draft), *map(str, COMPILED), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            said = f"took more than {PATIENCE_S} s"
+        except subprocess.TimeoutExpired:  # nor would what lesser flags make be kept for good because of a busy hour
+            return f"took more than {PATIENCE_S} s"
         except OSError as error:  # it is not a program for this machine
             return str(error)
         else:

@@ -57,7 +57,7 @@ def save_pictures(policies: Mapping[str, Figures], folder: Path) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "No picture: matplotlib is not installed (pip install draftwood[bench])."
+        return "No picture: matplotlib is not installed (pip install 'draftwood[bench]')."
     figure = Figure(figsize=(9, 4), layout="constrained")
     acceptance, calibration = figure.subplots(1, 2)
     for policy, figures in policies.items():

@@ -130,7 +130,7 @@ def save_curves(out: Path) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "No curves: matplotlib is not installed (pip install draftwood[bench])."
+        return "No curves: matplotlib is not installed (pip install 'draftwood[bench]')."
     lines = read_log(out)
     steps, taus = [x for x in lines if "loss" in x], [x for x in lines if "tau" in x]
     figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from draftwood import assemble, cli, cli_show, doctor, embedded, offline, precision, threads
+from draftwood import __version__, assemble, cli, cli_show, doctor, embedded, offline, precision, threads
 from draftwood.bench.stats import PLAIN, TRANSFORMERS
 from draftwood.demo import POLICIES, Lane, race, run_demo, show_race
 from draftwood.errors import BadInput, BadModel
@@ -453,6 +453,18 @@ def test_a_closed_stdout_is_no_mistake() -> None:
     closed = ["sh", "-c", f"{sys.executable} -m draftwood --help >&-"]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_the_version_is_told(run: Run) -> None:
+    assert run("--version") == (0, f"draftwood {__version__}\n", "")
+
+
+def test_doctor_knows_home_where_the_shell_left_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    code, out, _ = run("doctor", f"--target=~/{folder.name}", "--json")
+    assert code == 0 and json.loads(out)["needs"]["model"] == str(folder)
 
 
 def test_doctor_tells_a_damaged_conversion(tmp_path: Path) -> None:

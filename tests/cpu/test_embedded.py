@@ -173,6 +173,16 @@ def test_unreadable_gguf_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not cached_target().exists()
 
 
+def test_a_conversion_that_the_system_ended_is_not_the_packages_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(embedded, "carried_gguf", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(embedded, "_beside", lambda command, work: (-signal.SIGKILL, "Loading weights: 40%"))
+    with pytest.raises(BadInput, match=r"ended by signal 9.*memory"):
+        embedded_target()
+    assert not cached_target().exists()
+
+
 def test_a_full_disk_is_not_the_packages_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"not a model")

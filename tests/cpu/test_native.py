@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -354,6 +357,39 @@ def test_a_compiler_that_is_ended_is_not_asked_again(tmp_path: Path, monkeypatch
 
 
 @compiled
+def test_a_compiler_that_takes_too_long_leaves_nothing_that_would_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+
+    def slow(command: list[str], **options: Any) -> Any:
+        if "-march=native" in command:
+            raise subprocess.TimeoutExpired(command, 60)
+        return run(command, **options)
+
+    monkeypatch.setattr(building.subprocess, "run", slow)
+    built = build(tmp_path, "some processor")
+    assert built.library is None and "took more than" in built.reason and not [*tmp_path.iterdir()]
+
+
+@compiled
+@pytest.mark.usefixtures("quickly")
+def test_a_folder_that_cannot_be_removed_does_not_cost_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network's file system keeps what is loaded under another name."""
+    rmdir = os.rmdir
+
+    def not_empty(path: str, **options: Any) -> None:
+        if "tmp" in Path(path).name:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", not_empty)
+    assert build(tmp_path, "some processor").library is not None
+
+
+@compiled
 @pytest.mark.usefixtures("quickly")
 def test_of_variants_that_multiply_wrongly_none_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     truths = iter([False, True, False, False])
@@ -389,6 +425,7 @@ def test_a_library_that_does_not_serve_here_is_left_alone(tmp_path: Path, monkey
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         built = building._checked(tmp_path / "alone.so", "cc")
         assert (built.library is not None) == served == ("OpenMP" not in built.reason)
+        assert served or f"delete {tmp_path / 'alone.so'}" in built.reason
 
 
 def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,11 +433,13 @@ def test_doctor_says_whether_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     state = doctor.operators_state(cpu, torch.bfloat16)
     assert state.startswith(operators().reason) and "the lean path attends with them" in state
     assert state.endswith(f"weights are read by {packing.kind(torch.bfloat16)}")
-    assert "for bfloat16" in doctor.operators_state(cpu, torch.float32)
-    assert "for bfloat16" in doctor.operators_state(torch.device("cuda"), torch.bfloat16)
+    others = [(cpu, torch.float32), (torch.device("cuda"), torch.bfloat16)]
+    for other in others:
+        state = doctor.operators_state(*other)
+        assert state.startswith(operators().reason) and "only for bfloat16 on a CPU" in state
     monkeypatch.setenv("DRAFTWOOD_COMPILE", "0")
-    for dtype in (torch.bfloat16, torch.float32):  # without them fp32 is often the quicker one
-        assert "switched off" in doctor.operators_state(cpu, dtype)
+    for other in [(cpu, torch.bfloat16), *others]:  # without them fp32 is often the quicker one
+        assert "switched off" in doctor.operators_state(*other)
 
 
 @compiled

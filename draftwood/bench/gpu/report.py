@@ -84,7 +84,7 @@ def save_plot(rows: Sequence[Row], folder: Path) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return "No plot: matplotlib is not installed (pip install draftwood[bench])."
+        return "No plot: matplotlib is not installed (pip install 'draftwood[bench]')."
     models = list(dict.fromkeys(row["model"] for row in timings))
     figure = Figure(figsize=(5 * len(models), 4), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
