@@ -8,6 +8,8 @@ import inspect
 import json
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,3 +284,17 @@ def test_the_citation_names_the_papers_of_the_readme() -> None:
     assert all(paper["authors"] and paper["title"] for paper in citation["references"])
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "draftwood").rglob("*.py"))
     assert papers == set(re.findall(r"\b2\d{3}\.\d{5}\b", code)), "and those whose methods the code names"
+
+
+def test_make_sets_up_anew_what_is_half_made(tmp_path: Path) -> None:
+    """As after a `python -m venv` that failed for want of pip, or with a Python that is too old."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name, script in ((".venv/bin/python", "exit 1"), ("python", f'echo "$@" >> {tmp_path}/asked')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    made = ["make", ".venv/.installed", f"PYTHON={tmp_path}/python"]
+    done = subprocess.run(made, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (tmp_path / "asked").read_text(encoding="utf-8") == "-m venv --clear .venv\n"
+    assert done.returncode and "needs Python 3.10 or newer" in done.stderr
