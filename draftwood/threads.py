@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from draftwood import container
 from draftwood.cores import EVERY_S, Load, fitting, usable
 from draftwood.native.products import takes
 from draftwood.precision import step
@@ -42,13 +43,13 @@ def followed(most: int, free: float) -> str | None:
 
 @torch.inference_mode()
 def measure(dtype: torch.dtype) -> dict[int, float]:
-    """Number of threads -> seconds of a step's products: as many as steps have, half of them, and one.
+    """Number of threads -> seconds of a step's products: as many as steps have, as a container allows, half, and one.
 
     Means, not the best times: the load of other programs is what is to be measured.
     """
     usual = torch.get_num_threads()
     once = step(dtype)
-    spent = {threads: [0.0, 0] for threads in (usual, (usual + 1) // 2, 1)}
+    spent = {threads: [0.0, 0] for threads in (usual, fitting(usual, container.cores()), (usual + 1) // 2, 1)}
     try:
         for _ in range(TURNS):
             for threads, so_far in spent.items():

@@ -416,11 +416,16 @@ def test_doctor_says_when_fewer_threads_would_be_quicker(seconds: dict[int, floa
     assert re.search(said, threads.told(seconds))
 
 
-def test_doctor_leaves_as_many_threads_as_there_were(run: Run, folder: Path) -> None:
+def test_doctor_leaves_as_many_threads_as_there_were(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         assert set(threads.measure(torch.float32)) == {3, 2, 1} and torch.get_num_threads() == 3
+        with monkeypatch.context() as limited:
+            limited.setattr(threads.container, "cores", lambda: 4.0)
+            torch.set_num_threads(10)
+            assert set(threads.measure(torch.float32)) == {10, 5, 4, 1}
+            torch.set_num_threads(3)
         _, out, _ = run("doctor", "--device", "cpu", "--target", folder, "--json")
         assert json.loads(out)["threads"].startswith("3")
     finally:
