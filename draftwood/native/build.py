@@ -56,6 +56,7 @@ NAMES = (
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 COMPILED = [source for source in SOURCES if source.suffix == ".c"]
 COMPILERS = ("cc", "gcc", "clang")
+NO_COMPILER = f"no C compiler was found ({', '.join(COMPILERS)})"
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
 FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
@@ -139,15 +140,20 @@ def _operators(compile: bool) -> Built:
 
 
 def build(folder: Path, machine: str) -> Built:
-    """The compiled library from `folder`, compiled now if it is not there. `machine` says what the processor can do."""
+    """The compiled library from `folder`, compiled now if it is not there. `machine` says what the processor can do.
+
+    Without a compiler, as in an image whose cache an earlier stage has filled, any compiler's library will do.
+    """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        return Built(None, f"no C compiler was found ({', '.join(COMPILERS)})")
     sources = [source.read_text(encoding="utf-8") for source in SOURCES]
-    own = Path(compiler).resolve()  # `cc` may be another compiler after an update
-    parts = [*sources, str((COMMON, FLAGS, VARIANTS, TILED)), compiler, str(own), str(own.stat().st_size), machine]
-    library = folder / f"ops-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.so"
+    parts = [*sources, str((COMMON, FLAGS, VARIANTS, TILED)), machine]
+    stem = f"ops-{_digest(parts)}"
     try:
+        if compiler is None:
+            kept = sorted(folder.glob(f"{stem}-*.so"))
+            return _checked(kept[0], "an earlier compiler") if kept else Built(None, NO_COMPILER)
+        own = Path(compiler).resolve()  # `cc` may be another compiler after an update
+        library = folder / f"{stem}-{_digest([*parts, compiler, str(own), str(own.stat().st_size)])}.so"
         if not library.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             if (reason := _compile_best(compiler, library)) is not None:
@@ -155,6 +161,10 @@ def build(folder: Path, machine: str) -> Built:
         return _checked(library, compiler)
     except OSError as error:
         return Built(None, f"{folder} cannot be used ({error}), see DRAFTWOOD_HOME")
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]
 
 
 def _checked(library: Path, compiler: str) -> Built:

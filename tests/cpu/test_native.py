@@ -292,9 +292,10 @@ def quickly(drafts: dict[object, Path], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_that_nothing_is_compiled_is_said_once_unless_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     operators = functools.cache(building._operators.__wrapped__)
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     for _ in range(2):
         assert operators(True).library is None and operators(False).library is None
@@ -308,6 +309,9 @@ def test_compiled_once_and_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert first.library is not None and [*tmp_path.iterdir()] == [first.library]
     monkeypatch.setattr(building.subprocess, "run", None)  # not called again
     assert build(tmp_path, "some processor").library == first.library
+    monkeypatch.setenv("PATH", "/nowhere")  # as in an image that an earlier stage with a compiler has filled
+    assert build(tmp_path, "some processor") == Built(first.library, "compiled by an earlier compiler")
+    assert "no C compiler" in build(tmp_path, "another").reason
 
 
 def test_without_a_working_compiler_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
