@@ -52,9 +52,10 @@ def load_target(
         refuse_indivisible(config, name, group.size)
         options = dict(distributed_config=DistributedConfig(tp_size=group.size), trust_remote_code=trust_remote_code)
         model = group.every(lambda: _from_pretrained(AutoModelForCausalLM, name, dtype=kind, **options))
-        return ShardedTarget(model, name, group, path, width_invariant)
-    model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
-    target = Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
+        target: Target = ShardedTarget(model, name, group, path, width_invariant)
+    else:
+        model = _from_pretrained(AutoModelForCausalLM, name, dtype=kind, trust_remote_code=trust_remote_code)
+        target = Target(model.to(place), name, path=path, pack=True, width_invariant=width_invariant)
     target.trusts_code = trust_remote_code
     return target
 

@@ -23,7 +23,7 @@ from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.drafters.markov import CANDIDATES, Markov, candidates_of, draft_of, propose, read_pairs
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, BadModel, first_line
 from draftwood.latency import Work
 from draftwood.native.block import Behind, Blocks
 from draftwood.native.forward import Ends
@@ -288,11 +288,15 @@ class Turned(Protocol):
 
 
 def rotary_embedding(config: Turned) -> nn.Module:
-    """transformers knows linear, llama3 and yarn scaling."""
-    return Qwen3RotaryEmbedding(
-        Qwen3Config(
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_positions,
-            rope_parameters=dict(config.rope),
+    """transformers knows linear, llama3 and yarn scaling. Raises BadModel for settings that it cannot use."""
+    try:
+        return Qwen3RotaryEmbedding(
+            Qwen3Config(
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_positions,
+                rope_parameters=dict(config.rope),
+            )
         )
-    )
+    except Exception as error:  # whatever transformers raises for missing or impossible settings
+        settings = f"The drafter's rotary settings {dict(config.rope)} cannot be used"
+        raise BadModel(f"{settings} ({first_line(error)}); fetch the checkpoint again.") from error

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "DFlashDraftModel"
 LAYER_TYPES = ("full_attention", "sliding_attention")
+ADVICE = "Name a DFlash drafter made for your target, or 'ngram'."
+OTHERS = {  # what an architecture's name says of a checkpoint, the first that fits
+    "DFlash2": "DFlash 2 adds convolutions and a candidate selector, which draftwood does not run yet.",
+    "Eagle3": "If it is an EAGLE-3 drafter of your target, name it eagle3:{}.",
+    "ForCausalLM": "If it is a smaller model with your target's tokenizer, name it draft-model:{}.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +197,9 @@ def _check_architecture(keys: Keys) -> None:
     found = keys.get("architectures", [ARCHITECTURE])
     if not isinstance(found, list) or ARCHITECTURE not in found:
         listed = ", ".join(map(repr, found)) if isinstance(found, list) else repr(found)
-        newer = " DFlash 2 adds convolutions and a candidate selector, which draftwood does not run yet."
         raise BadModel(
-            f"{keys.name} is a checkpoint of {listed or 'no architecture'}, not of {ARCHITECTURE}."
-            + (newer if "DFlash2" in listed else " Name a DFlash drafter made for your target, or 'ngram'.")
+            f"{keys.name} is a checkpoint of {listed or 'no architecture'}, not of {ARCHITECTURE}. "
+            + next((told for part, told in OTHERS.items() if part.lower() in listed.lower()), ADVICE).format(keys.name)
         )
     if keys.get("hidden_act", "silu") != "silu":
         raise keys.wrong("hidden_act", "'silu'")

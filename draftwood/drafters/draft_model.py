@@ -48,9 +48,10 @@ class DraftModel:
 
     tap_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: Target, options: Options, name: str) -> None:
+    def __init__(self, model: Target, options: Options, name: str, vocab: int) -> None:
+        """`vocab`: the target's tokens. A head may have more or fewer, of which a tokenizer uses none."""
         self.name, self.max_depth = name, options.depth
-        self._model, self._beam = model, options.beam
+        self._model, self._beam, self._vocab = model, options.beam, vocab
 
     @classmethod
     def load(cls, argument: str, target: Target) -> DraftModel:
@@ -62,7 +63,7 @@ class DraftModel:
         kind, place = str(target.dtype).removeprefix("torch."), str(target.device)
         model = load_target(name, kind, place, trust_remote_code=target.trusts_code)
         check_same_tokens(model, target)
-        return cls(model, options, f"draft-model:{argument}")
+        return cls(model, options, f"draft-model:{argument}", target.vocab_size)
 
     def open(self, capacity: int) -> DraftModelState:
         return DraftModelState(self._model.new_cache(capacity + self.max_depth * self._beam))
@@ -91,6 +92,8 @@ class DraftModel:
     def _draft(self, state: DraftModelState, root: int, depth: int) -> Tree:
         if state.cache.rows[0].length + len(state.waiting) >= self._model.context_limit:
             return root_only(root)  # it cannot read that far
+        if max([root, *state.waiting]) >= self._model.vocab_size:
+            return root_only(root)  # nor padding of the target's, which is drawn once in a blue moon
         for at in range(0, len(state.waiting), CHUNK):
             self._model.prefill(state.waiting[at : at + CHUNK], state.cache)
         state.waiting.clear()
@@ -99,7 +102,7 @@ class DraftModel:
         for _ in range(min(depth, room)):
             tree = nodes.tree().subtree(np.array(kept))
             logits = self._model.verify(self._model.plan([tree], state.cache), state.cache).logits[-len(front) :]
-            tokens, logp = candidates(logits, self._beam)
+            tokens, logp = candidates(logits[:, : self._vocab], self._beam)
             front = nodes.level(front, tokens, logp, self._beam)
             kept += front
         return nodes.tree()
@@ -108,16 +111,12 @@ class DraftModel:
 def check_same_tokens(model: Target, target: Target) -> None:
     """Refuse a draft model whose tokens mean something else. Raises BadModel."""
     try:
-        ours, theirs = (load_tokenizer(each.name).get_vocab() for each in (model, target))
+        ours, theirs = (load_tokenizer(each.name, each.trusts_code).get_vocab() for each in (model, target))
         same: bool | None = ours == theirs
     except BadModel:  # one has no tokenizer, or no name to load it by: only their sizes can be compared
         same = None
-    if same is not False and model.vocab_size == target.vocab_size:
+    if same or (same is None and model.vocab_size == target.vocab_size):
         return
-    sizes, family = f"its head has {model.vocab_size} tokens, the target's {target.vocab_size}", "of the same family"
-    why = {
-        False: f"its tokenizer is another one. Name a model {family}.",
-        None: f"{sizes}. Name a model {family}.",
-        True: f"{sizes}. Their tokenizers agree, but one head has more padding; name a model with as many tokens.",
-    }
-    raise BadModel(f"{model.name} cannot draft for {target.name}: {why[same]}")
+    sizes = f"its head has {model.vocab_size} tokens, the target's {target.vocab_size}"
+    why = sizes if same is None else "its tokenizer is another one"
+    raise BadModel(f"{model.name} cannot draft for {target.name}: {why}. Name a model of the same family.")

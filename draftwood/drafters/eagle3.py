@@ -45,6 +45,11 @@ class Eagle3State:
     tokens: list[int] = field(default_factory=list)
     rows: int = 0
 
+    def __deepcopy__(self, memo: object) -> Eagle3State:
+        """Without spare room: a copy keeps a prefix, and gets room when a text continues from it."""
+        slots = len(self.tokens)
+        return Eagle3State(self.features[:slots].clone(), self.kv[:, :, :slots].clone(), [*self.tokens], self.rows)
+
     def reserve(self, slots: int) -> None:
         """Make room for `slots` tokens, at least doubling if there is none."""
         have = len(self.features)
@@ -118,6 +123,7 @@ class Eagle3Drafter(Weighed):
     def _draft(self, state: Eagle3State, root: int, deepest: int) -> Tree:
         if not state.tokens:
             return root_only(root)
+        state.reserve(len(state.tokens) + self._scratch)  # a copy has none to spare
         hidden = self._catch_up(state, root)
         nodes, front = BeamTree([root]), [0]
         context, seen = len(state.tokens), torch.zeros(0, 0, dtype=torch.bool, device=hidden.device)

@@ -24,7 +24,8 @@ FORM = "EAGLE-3's format"
 LAYER = ("midlayer.", "layers.0.")  # its prefix: the authors' and SpecForge's, speculators'
 TAPS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
-UNKNOWN = ("attention_bias", "norm_before_fc")
+UNKNOWN = ("attention_bias", "norm_before_fc", "norm_output", "fc_norm")
+PADDING = 512  # by so many tokens the vocabularies of a drafter and its target may differ: some configs leave it out
 ROWS = 4096  # of an embedding that are compared at once
 
 
@@ -79,10 +80,12 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     if keys.whole("num_hidden_layers", 1) != 1:
         raise keys.wrong("num_hidden_layers", "1")
-    if hidden != target.hidden_size:
+    vocab = keys.whole("vocab_size", target.vocab_size)
+    if hidden != target.hidden_size or abs(vocab - target.vocab_size) > PADDING:
         raise BadModel(
-            f"The drafter {name} does not fit {target.name}: its hidden size is {hidden}, the target's "
-            f"{target.hidden_size}. Name the drafter of this target, or 'ngram', which works with every target."
+            f"The drafter {name} does not fit {target.name}: its hidden size is {hidden} and its vocabulary has "
+            f"{vocab} tokens, the target's {target.hidden_size} and {target.vocab_size}. Name the drafter of this "
+            "target, or 'ngram', which works with every target."
         )
     mark.check_mark(keys.reals(mark.KEY), name, target)
     if keys.get("hidden_act", "silu") != "silu":

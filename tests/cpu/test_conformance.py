@@ -38,6 +38,7 @@ from draftwood.sampling import Sampler, Sampling
 from draftwood.target import Target
 from draftwood.tree import Tree
 from tests.reference import (
+    VOCAB,
     Branching,
     Hostile,
     Noisy,
@@ -156,7 +157,7 @@ DRAFTERS: dict[str, Callable] = {
         drafter := tiny_dflash(target, rank=4), drafter, D2SDOptions(samples=4), "d2sd"
     ),
     "eagle3": lambda target, truth: tiny_eagle3(target),
-    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
+    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model", VOCAB),
 }
 
 
@@ -169,7 +170,7 @@ ON_DEVICE: dict[str, Callable] = {
     "dflash, pairs": lambda target, truth: tiny_dflash(target, rank=4),
     # Drafts of the host.
     "ngram and recycling": lambda target, truth: registry.drafter(["ngram:earlier=100", "recycling"], target),
-    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model"),
+    "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model", VOCAB),
 }
 
 

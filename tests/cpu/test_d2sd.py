@@ -15,7 +15,7 @@ from draftwood.errors import BadInput, BadModel
 from draftwood.grow import grow
 from draftwood.tree import Lattice
 from draftwood.trellis import Trellis
-from tests.reference import Noisy, plain_logits, tiny_dflash, tiny_target
+from tests.reference import Noisy, byte_tokenizer, plain_logits, tiny_dflash, tiny_target
 
 CONTEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -226,7 +226,7 @@ def test_a_draft_model_is_silent_where_it_cannot_read_any_more() -> None:
     from draftwood.drafters.draft_model import Options as Beam
 
     drafter = DraftModel(
-        tiny_target("gpt2", n_positions=16, max_position_embeddings=16), Beam(depth=2, beam=2), "small"
+        tiny_target("gpt2", n_positions=16, max_position_embeddings=16), Beam(depth=2, beam=2), "small", 97
     )
     state = drafter.open(64)
     drafter.extend(state, list(range(1, 16)), None)
@@ -243,7 +243,7 @@ def test_draft_models_write_their_own_beam(tmp_path) -> None:
     from draftwood.drafters.draft_model import Options as Beam
 
     model = tiny_target("qwen2", seed=5)
-    drafter = DraftModel(model, Beam(depth=3, beam=2), "small")
+    drafter = DraftModel(model, Beam(depth=3, beam=2), "small", 97)
     state = drafter.open(32)
     drafter.extend(state, CONTEXT[:5], None)
     drafter.draft([Request(state, 8, 4)])
@@ -262,9 +262,33 @@ def test_draft_models_write_their_own_beam(tmp_path) -> None:
     assert tree.tokens[first].tolist() == best
 
 
-def test_draft_models_must_have_the_targets_tokens() -> None:
+@pytest.mark.parametrize("vocab", [90, 110])
+def test_heads_of_one_tokenizer_may_differ_in_padding(vocab: int) -> None:
+    """As Qwen2.5's, of whose sizes the smaller have fewer rows. What one head lacks is neither read nor proposed."""
+    from draftwood.drafters.draft_model import DraftModel
+    from draftwood.drafters.draft_model import Options as Beam
+
+    model = tiny_target(seed=5, vocab_size=vocab)
+    drafter = DraftModel(model, Beam(depth=3, beam=4), "small", 97)
+    state = drafter.open(32)
+    drafter.extend(state, CONTEXT, None)
+    (tree,) = drafter.draft([Request(state, 7, 4)])
+    expected = plain_logits(model, [*CONTEXT, 7])[-1, :97].topk(4).indices.tolist()
+    assert tree.tokens[tree.depths == 1].tolist() == expected
+    drafter.extend(state, [7, 96], None)  # the smaller head has no such token
+    assert len(drafter.draft([Request(state, 7, 4)])[0]) == (0 if vocab == 90 else 4 + 4 * 4 + 4 * 4)
+    drafter.rewind(state, len(CONTEXT) + 1)
+    (again,) = drafter.draft([Request(state, 8, 4)])
+    assert len(again) and again.tokens.max() < 97
+
+
+def test_draft_models_must_have_the_targets_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood.drafters import draft_model
     from draftwood.drafters.draft_model import check_same_tokens
 
+    with monkeypatch.context() as tokenizers:
+        tokenizers.setattr(draft_model, "load_tokenizer", lambda name, trusted: byte_tokenizer())
+        check_same_tokens(tiny_target(vocab_size=90), tiny_target())
     check_same_tokens(tiny_target("qwen2"), tiny_target())
     with pytest.raises(BadModel, match="50 tokens"):
         check_same_tokens(tiny_target(vocab_size=50), tiny_target())

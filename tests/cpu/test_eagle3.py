@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from copy import deepcopy
 
 import pytest
 import torch
@@ -101,6 +102,16 @@ def test_rewinding_is_as_if_it_had_never_been() -> None:
     assert again.mass == pytest.approx(fresh.mass, rel=1e-5)
 
 
+def test_a_copy_keeps_what_a_prefix_needs_and_drafts_the_same() -> None:
+    target = tiny_target()
+    drafter = tiny_eagle3(target)
+    state, _ = opened(drafter, target)
+    kept = deepcopy(state)
+    assert len(kept.features) == kept.kv.shape[2] == len(CONTEXT) < len(state.features)
+    again, fresh = (drafter.draft([Request(each, 7, 4)])[0] for each in (kept, state))
+    assert again.tokens.tolist() == fresh.tokens.tolist() and again.mass == pytest.approx(fresh.mass)
+
+
 def test_long_texts_need_more_room_than_was_thought() -> None:
     target = tiny_target()
     drafter = tiny_eagle3(target)
@@ -120,6 +131,8 @@ def test_checkpoints_that_do_not_fit(tmp_path) -> None:
     eagle3_files(target, tmp_path, "specforge")
     with pytest.raises(BadModel, match="hidden size is 32"):
         registry.drafter(f"eagle3:{tmp_path}", tiny_target(hidden_size=64, vocab_size=97))
+    with pytest.raises(BadModel, match=r"vocabulary has 97 tokens, the target's 32 and 900"):
+        registry.drafter(f"eagle3:{tmp_path}", tiny_target(vocab_size=900))
     with pytest.raises(BadModel, match="leads out of"):
         registry.drafter(f"eagle3:{tmp_path}", tiny_target(vocab_size=50))
     with pytest.raises(BadInput, match="'beam'"):
@@ -138,6 +151,8 @@ def test_checkpoints_that_do_not_fit(tmp_path) -> None:
     [
         ({"attention_bias": True}, "attention_bias = True instead of false"),
         ({"norm_before_fc": True}, "norm_before_fc = True instead of false"),
+        ({"norm_output": True}, "norm_output = True instead of false"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rotary settings .*yarn.* cannot be used"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' instead of silu"),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "a tensor midlayer.self_attn.q_norm.weight that"),
         ({"embed_tokens.weight": torch.ones(97, 16)}, "embed_tokens.weight is "),
