@@ -14,6 +14,7 @@ from draftwood.drafters.checkpoint import DRAFT_TOKENS
 from draftwood.errors import BadInput, first_line
 from draftwood.train.blocks import OBJECTIVES
 from draftwood.train.files import WEIGHTS
+from draftwood.train.holdout import TEXTS
 from draftwood.train.loop import Course, keeps_up
 from draftwood.train.show import read_log
 
@@ -77,7 +78,7 @@ def tau_table(out: Path, objective: str) -> list[str]:
     policies, ours = list(rows[0]["tau"]), exported(rows)
     after = "" if OBJECTIVES[objective].shown == 1 else ", given one true token"
     return [
-        f"τ (tokens per round, bonus included) on held-out texts at temperature 0{after}:",
+        f"τ (tokens per round, bonus included) of greedy rounds along held-out texts, at most {TEXTS}{after}:",
         "",
         f"| step | {' | '.join(policies)} |",
         f"|---|{'---|' * len(policies)}",

@@ -152,11 +152,16 @@ def usable(texts: Iterable[Text], max_length: int) -> list[Text]:
 
 
 def split(texts: Sequence[Text], share: float) -> tuple[list[Text], list[Text]]:
-    """Texts to train on and texts held out: about `share` of the prompts, whatever was sampled from them."""
-    held = [zlib.crc32(t.tokens[: t.prompt].tobytes()) % 10_000 < 10_000 * share for t in texts]
-    return [t for t, out in zip(texts, held, strict=True) if not out], [
-        t for t, out in zip(texts, held, strict=True) if out
-    ]
+    """Texts to train on and texts held out: about `share` of the prompts, whatever was sampled from them.
+
+    Of those held out the first are evaluated: they are texts of temperature 0, if there are any, from all sources.
+    """
+    marks = [zlib.crc32(t.tokens[: t.prompt].tobytes()) for t in texts]
+    held = [mark % 10_000 < 10_000 * share for mark in marks]
+    order = sorted(
+        (t.temperature > 0, mark, i) for i, (t, mark) in enumerate(zip(texts, marks, strict=True)) if held[i]
+    )
+    return [t for t, out in zip(texts, held, strict=True) if not out], [texts[i] for *_, i in order]
 
 
 def frequent_tokens(texts: Sequence[Text], vocab: int, wanted: str) -> NDArray[np.int64] | None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from rich.console import Console
@@ -33,7 +34,7 @@ from draftwood.train.rows import open_rows
 from draftwood.train.shards import Text, read_shard, require_pyarrow, shard_paths, write_shard
 from draftwood.train.show import bar
 from draftwood.train.stopping import stop_flag
-from draftwood.train.writing import SELF_TOKENS, Limits, Turns, Writing
+from draftwood.train.writing import SELF_TOKENS, Limits, Turns, Writing, hash_of
 
 UNDER_WAY = "under-way.json"
 SHARD_TEXTS = 512
@@ -224,7 +225,8 @@ def open_writing(
     begun = deque(shards.unfinished())
     known = shards.done | {job.number for job in begun}
     left = (job for job in jobs if job.number not in known)
-    limits = Limits(options.max_new_tokens, stop_ids, options.seed)
+    own = hash_of(options.seed, crc32(jobs.digest.encode()))  # or `self` would write the same beside other prompts
+    limits = Limits(options.max_new_tokens, stop_ids, own)
     turns = Turns([])
 
     def admit() -> bool:  # texts under way are finished: dropping them would favour short answers

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftwood.config import config
+from draftwood.errors import MissingExtra
 from draftwood.train.loss import Outcome
 
 
@@ -22,8 +24,12 @@ class Fleet:
 
     @classmethod
     def join(cls) -> Fleet:
-        """The place that accelerate gives; alone without it, or where it started one process only."""
+        """The place that accelerate gives; alone where only one process was started. Raises MissingExtra without it."""
         if importlib.util.find_spec("accelerate") is None:
+            if config().processes > 1:
+                raise MissingExtra(
+                    "Several processes train with the package accelerate; pip install 'draftwood[train]'."
+                )
             return cls()
         from accelerate import PartialState
 

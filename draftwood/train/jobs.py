@@ -92,6 +92,10 @@ def user_template(tokenizer: PreTrainedTokenizerBase, thinking: str) -> Template
     if not found:
         raise BadInput("--prompts self: the target's chat template does not show the user's text as it is.")
     ids = [tuple(tokenizer(part, add_special_tokens=False).input_ids) for part in (before, after)]
+    if not all(ids):
+        raise BadInput(
+            "--prompts self: the target's chat template does not mark both ends of a user's turn; name prompts."
+        )
     return Template(*ids)
 
 
@@ -139,6 +143,10 @@ def make_jobs(
     named = [source for source in sources if source != SELF]
     prompts: list[Prompt] = load_prompts(named, limit) if named or not sources else []
     texts = [(p.dataset, p.turns[0]) for p in prompts]
+    if raw and thinking != "default":
+        raise BadInput(
+            f"--thinking {thinking} is a switch of the chat template, which --raw leaves out; give one of them."
+        )
     heats = tuple(dict.fromkeys(temperatures))
     # Earlier versions gave such jobs' numbers other temperatures.
     paired = ["pairs"] if named and SELF in sources and len(heats) > 1 else []

@@ -63,21 +63,29 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 
     Raises BadInput or BadModel for whatever cannot be used, before any work where that can be known.
     """
-    check_out(options)
+    check_out(options, recipe.init)
     make_folder(options.out, "--out")
     fleet = Fleet.join()
     with alone(options.out) if fleet.leads else nullcontext():  # all of a fleet share one folder
         return _run(options, recipe, fleet)
 
 
-def check_out(options: TrainOptions) -> None:
-    """Refuse to leave a drafter among texts."""
-    if options.out.resolve() in [folder.resolve() for folder in options.data]:
-        raise BadInput(f"--out {options.out} is a folder of --data, and a drafter needs its own; name another for it.")
+def check_out(options: TrainOptions, init: str = "") -> None:
+    """Refuse to leave a drafter among texts, or in place of another model."""
+    out = options.out.expanduser().resolve()
+    for flag, folders in (("--data", options.data), ("--target", [options.target or ""]), ("--init", [init])):
+        if out in [Path(folder).expanduser().resolve() for folder in folders if str(folder)]:
+            raise BadInput(
+                f"--out {options.out} is a folder of {flag}, and a drafter needs its own; name another for it."
+            )
+    if (out / "config.json").exists() and not state_path(out).parent.exists():
+        raise BadInput(f"--out {options.out} holds a model that was not trained there; name another folder.")
 
 
 def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
     device = options.device if fleet.device is None else str(fleet.device)
+    if fleet.device is not None and options.device not in ("auto", fleet.device.type):
+        raise BadInput(f"--device {options.device}: of several processes each takes its own ({device}); leave it out.")
     name, trusted = options.target or str(embedded_target()), options.trust_remote_code
     target = load_target(name, options.dtype, device, trust_remote_code=trusted)
     course = prepare(options, recipe, target, fleet)
@@ -187,7 +195,8 @@ def parameters_of(model: nn.Module) -> int:
 def step_bytes(course: Course) -> float:
     """Roughly what one forward keeps for its backward: activations, attention scores and a chunk of logits."""
     recipe, config = course.recipe, course.config
-    texts = recipe.micro_batch or -(-recipe.batch_size // course.fleet.size)
+    share = -(-recipe.batch_size // course.fleet.size)
+    texts = min(recipe.micro_batch or share, share)
     longest = max(len(text.tokens) for text in course.texts)
     tokens = texts * (longest if course.teacher_forced else recipe.anchors) * recipe.block_size
     per_layer = 12 * config["hidden_size"] + 4 * config["intermediate_size"]

@@ -99,14 +99,18 @@ class Writing:
             for place, token in zip(places, drawn.values(), strict=True):
                 yield from self._append(place, token)
 
-    def _fill(self) -> Iterator[Text]:
-        """Give jobs to free rows, once enough are free; texts that end with their first token make room again."""
+    def _fill(self) -> Iterator[Text | None]:
+        """Give jobs to free rows, once enough are free; texts that end with their first token make room again.
+
+        None after every turn: were all turns of users empty, this would be the only one to be heard of.
+        """
         while len(self._active) <= self.size - max(1, self.size // TOGETHER) and (begun := self._begin()):
             for places in by_length(begun, self.rows.chunk):
                 rows = [self._active[place] for place in places]
                 logits = self.rows.prefill(places, [row.tokens for row in rows])
                 for place, token in zip(places, draw(logits, rows, self.limits.seed).values(), strict=True):
                     yield from self._append(place, token)
+            yield None
 
     def _begin(self) -> dict[int, int]:
         """Jobs for all free rows, as far as there are any: the length of each prompt by its place."""

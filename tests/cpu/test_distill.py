@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, cycle, islice, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,6 +238,11 @@ def test_the_template_is_taken_apart_around_the_users_turn(prompts: Path) -> Non
     assert [job.writes_prompt for job in mixed] == [False, True] * 4
     with pytest.raises(BadInput, match="expected one of"):
         make_jobs([str(prompts)], (0.0,), tokenizer, "loud")
+    with pytest.raises(BadInput, match="--raw leaves out"):
+        make_jobs([str(prompts)], (0.0,), tokenizer, "on", raw=True)
+    tokenizer.chat_template = "{{ messages[0].content }}<end>"
+    with pytest.raises(BadInput, match="both ends of a user's turn"):
+        make_jobs([SELF], (0.0,), tokenizer)
     tokenizer.chat_template = TEMPLATE.replace("{{ '!' if enable_thinking }}", "")
     with pytest.raises(BadInput, match="switch"):
         make_jobs([str(prompts)], (0.0,), tokenizer, "off")
@@ -256,6 +262,16 @@ def test_the_target_may_write_its_own_prompts(folder: Path) -> None:
             jobs.template.after
         )
         assert text.source == SELF and len(prompt) > 3 + len(jobs.template.after)
+
+
+def test_a_target_that_leaves_its_own_prompts_empty_is_heard_of(folder: Path) -> None:
+    """Else nobody would see progress, or could stop it."""
+    target, tokenizer = load_target(str(folder), "float32", "cpu"), byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    jobs = make_jobs([SELF], (0.0,), tokenizer)
+    every = frozenset(range(270))  # whatever it writes ends the turn
+    texts = Writing(open_rows(target, 2, 400), 2, iter(jobs), Limits(20, every), jobs.template).texts()
+    assert [*islice(texts, 5)] == [None] * 5
 
 
 # --- the folder -----------------------------------------------------------------------------------------------
@@ -286,6 +302,17 @@ def test_what_is_written_needs_no_room_any_more(
     assert run_distill(options(folder, tmp_path, prompts))
     with pytest.raises(BadInput, match="GB are free"):
         run_distill(options(folder, tmp_path / "new", prompts))
+
+
+def test_prompts_of_its_own_are_others_beside_other_prompts(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Their jobs have the same numbers in both folders."""
+    found = []
+    for name in ("Say it.", "Do not."):
+        prompts.write_text(json.dumps({"turns": [name]}) + "\n")
+        given = options(folder, tmp_path / name, prompts, temperatures=(1.0,))
+        assert run_distill(replace(given, prompts=[str(prompts), SELF]))
+        found.append({tuple(text[0]) for text in all_texts(tmp_path / name).values() if text[3] == SELF})
+    assert all(found) and not found[0] & found[1]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(

@@ -125,6 +125,15 @@ def test_answers_to_one_prompt_are_all_held_out_or_all_seen() -> None:
     assert 10 < len(prompts[1]) < 80
 
 
+def test_the_first_of_those_held_out_are_greedy_and_of_all_sources() -> None:
+    """They are the ones that are evaluated."""
+    texts = [replace(some_text(i, 40), source="ab"[i // 1000], temperature=0.7 * (i % 2)) for i in range(2000)]
+    _, held_out = data.split(texts, 0.2)
+    hot = [t.temperature > 0 for t in held_out]
+    assert 0 < sum(hot) < len(hot) and hot == sorted(hot)
+    assert {t.source for t in held_out[:32]} == {"a", "b"}
+
+
 def test_a_list_of_draft_tokens_is_exported_where_few_others_are_to_come(single: Target, tmp_path: Path) -> None:
     texts = [Text(np.array([0, *[5] * 6, 7, 7, 8]), 1, 0.0, "x", i) for i in range(2)]
     assert data.unseen_share(texts[:1]) == 1 / 9 and data.unseen_share(texts) == 0

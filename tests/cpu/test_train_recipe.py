@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from draftwood.errors import BadInput
+from draftwood.errors import BadInput, MissingExtra
 from draftwood.target import Target
 from draftwood.train import files
 from draftwood.train import run as run_module
@@ -48,6 +49,7 @@ def test_a_step_counts_what_its_process_keeps(single: Target, tmp_path: Path) ->
     head = 12.0 * course.head.chunk * len(course.head.weight)
     half = replace(course, fleet=Fleet(0, 2))
     assert step_bytes(half) - head == (step_bytes(course) - head) / 2
+    assert step_bytes(replace(half, recipe=replace(RECIPE, micro_batch=1000))) == step_bytes(half), "it has no more"
     forced = replace(course, recipe=replace(RECIPE, objective="eagle3", anchors=1))
     of_a_block = (step_bytes(course) - head) / RECIPE.layers / RECIPE.anchors
     assert step_bytes(forced) - head == of_a_block * len(TEXTS[-1].tokens), "one begins at every token"
@@ -83,3 +85,30 @@ def test_a_folder_is_trained_in_by_one_run_at_a_time_and_is_none_of_the_data(
     with pytest.raises(BadInput, match="a folder of --data"):
         run_module.run_training(replace(options, out=tmp_path / "x" / ".." / "texts"), RECIPE)
     assert not (tmp_path / "texts").exists()
+
+
+def test_a_drafter_does_not_take_the_place_of_another_model(tmp_path: Path) -> None:
+    options = TrainOptions([tmp_path / "texts"], tmp_path / "model", target=str(tmp_path / "model"))
+    with pytest.raises(BadInput, match="a folder of --target"):
+        run_module.check_out(options)
+    options = replace(options, target=None)
+    with pytest.raises(BadInput, match="a folder of --init"):
+        run_module.check_out(options, str(tmp_path / "model"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").touch()
+    with pytest.raises(BadInput, match="not trained there"):
+        run_module.check_out(options, "target")
+    state_path(tmp_path / "model").parent.mkdir()
+    run_module.check_out(options, "target")
+
+
+def test_processes_that_cannot_be_one_run_are_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = TrainOptions([tmp_path], tmp_path / "out", device="cuda:1")
+    with pytest.raises(BadInput, match=r"--device cuda:1.*each takes its own \(cpu\)"):
+        run_module._run(options, RECIPE, Fleet(0, 2, torch.device("cpu")))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert Fleet.join() == Fleet()
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MissingExtra, match="accelerate"):
+        Fleet.join()
