@@ -116,7 +116,9 @@ def test_a_window_is_what_every_layer_looks_back_and_goes_on_from_a_checkpoint(
     export(tmp_path, start(config, "random", single, 0), config, None)
     first = inherited(str(tmp_path))
     assert drafter_config(RECIPE, single, MASK, first=first) == config
-    assert parse_config(drafter_config(replace(RECIPE, window=0), single, MASK, first=first), "whole").window is None
+    whole, wider = (drafter_config(replace(RECIPE, window=size), single, MASK, first=first) for size in (0, 12))
+    assert start(whole, str(tmp_path), single, 0).config.window is None
+    assert {sight.window for sight in start(wider, str(tmp_path), single, 0).config.sights} == {12}
     assert parse_config({**config, "layer_types": ["full_attention", "sliding_attention"]}, "mixed").window is None
     with pytest.raises(BadInput, match=r"--block-size is 10, but --init old looks back 9 tokens"):
         drafter_config(replace(RECIPE, block_size=10, init="old"), single, MASK, first=first)
