@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from draftwood import container
 from draftwood.cache import kv_widths
-from draftwood.drafters.base import Drafter, Placeable
+from draftwood.drafters.base import Drafter, state_bytes
 from draftwood.errors import BadInput
 from draftwood.parallel import Group
 
@@ -125,10 +125,9 @@ def request_need(target: Target, drafter: Drafter | None, tokens: int, width: in
 
     One that `keeps` logits has a copy of them that outlasts the forward.
     """
-    state = drafter.state_bytes(tokens) if isinstance(drafter, Placeable) else 0
     kept = width * target.vocab_size * target.dtype.itemsize if keeps else 0
     return Need(
-        cache=target.kv_bytes_per_token() * tokens + state,
+        cache=target.kv_bytes_per_token() * tokens + state_bytes(drafter, tokens),
         buffers=buffer_bytes(target.config, target.dtype, width) + kept,
     )
 

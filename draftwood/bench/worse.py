@@ -89,10 +89,6 @@ class PlaceableWorse(Worse, Placeable):
         assert isinstance(self._inner, Placeable)
         return PlacedWorse(self._inner.place(capacity), self._share, self._vocab)
 
-    def state_bytes(self, capacity: int) -> int:
-        assert isinstance(self._inner, Placeable)
-        return self._inner.state_bytes(capacity)
-
 
 class PlacedWorse:
     """A placed drafter whose token ids are shifted at some depths; root and draft decide where and how far."""

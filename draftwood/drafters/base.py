@@ -103,16 +103,25 @@ class Placed(Protocol):
         ...
 
 
+class Stateful(ABC):
+    """A drafter whose states are counted where memory is. Those of others take next to nothing."""
+
+    @abstractmethod
+    def state_bytes(self, capacity: int) -> int:
+        """Bytes that the state of a request of `capacity` tokens takes."""
+
+
+def state_bytes(drafter: object, capacity: int) -> int:
+    """Bytes that a drafter's state of a request takes, as far as they count."""
+    return drafter.state_bytes(capacity) if isinstance(drafter, Stateful) else 0
+
+
 class Placeable(ABC):
     """A drafter that can also run on static buffers. Others draft on the host."""
 
     @abstractmethod
     def place(self, capacity: int) -> Placed:
         """Buffers for one request of at most `capacity` tokens, and for the block that follows them."""
-
-    def state_bytes(self, capacity: int) -> int:
-        """Bytes that the state of a request of `capacity` tokens takes; 0: next to nothing."""
-        return 0
 
 
 class Weighed(ABC):

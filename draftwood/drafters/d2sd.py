@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from draftwood.drafters.base import Carded, Request, Weighed
+from draftwood.drafters.base import Carded, Request, Stateful, Weighed
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.options import parse
 from draftwood.drafters.worth import Trials
@@ -97,7 +97,7 @@ class Anchored:
                 yield max(-logp, 0.0), token, source
 
 
-class D2SDDrafter(Weighed, Carded):
+class D2SDDrafter(Weighed, Carded, Stateful):
     """Two DFlash drafters; the second is worth little unless it was trained with variable prefixes."""
 
     def __init__(self, first: DFlashDrafter, second: DFlashDrafter, options: Options, name: str) -> None:
@@ -115,6 +115,9 @@ class D2SDDrafter(Weighed, Carded):
         first = DFlashDrafter.load(names[0], target)
         second = DFlashDrafter.load(names[1], target) if len(names) > 1 else first
         return cls(first, second, how, f"d2sd:{argument}")
+
+    def state_bytes(self, capacity: int) -> int:
+        return sum(drafter.state_bytes(capacity) for drafter in (self._first, self._second))
 
     @classmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
 
 from draftwood.decoder import norm
-from draftwood.drafters.base import Candidates, Carded, Placeable, Request, Weighed
+from draftwood.drafters.base import Candidates, Carded, Placeable, Request, Stateful, Weighed
 from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.drafters.dflash_layers import block_layers
@@ -83,7 +83,7 @@ class DFlashState:
         self.addresses: Ints = kv.data_ptr() + kv.itemsize * (layers * kv.stride(0) + kinds * kv.stride(1))
 
 
-class DFlashDrafter(Placeable, Weighed, Carded):
+class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block.
 
     `pairs` are the matrices that score which candidate follows which (markov.py); None: depths are independent.

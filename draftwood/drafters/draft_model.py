@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftwood.cache import KVCache
-from draftwood.drafters.base import Request
+from draftwood.drafters.base import Request, Stateful
 from draftwood.drafters.beam import BeamTree
 from draftwood.drafters.lattice import candidates
 from draftwood.drafters.options import parse
@@ -43,7 +43,7 @@ class DraftModelState:
         return DraftModelState(KVCache(len(row.keys), [row.copy(row.length, row.length)]), list(self.waiting))
 
 
-class DraftModel:
+class DraftModel(Stateful):
     """A small model that writes a few levels of a beam ahead."""
 
     tap_layers: tuple[int, ...] = ()
@@ -66,7 +66,14 @@ class DraftModel:
         return cls(model, options, f"draft-model:{argument}", target.vocab_size)
 
     def open(self, capacity: int) -> DraftModelState:
-        return DraftModelState(self._model.new_cache(capacity + self.max_depth * self._beam))
+        return DraftModelState(self._model.new_cache(self._slots(capacity)))
+
+    def state_bytes(self, capacity: int) -> int:
+        return self._slots(capacity) * self._model.kv_bytes_per_token()
+
+    def _slots(self, capacity: int) -> int:
+        """Behind its own window it drafts nothing."""
+        return min(capacity, self._model.context_limit) + self.max_depth * self._beam
 
     def extend(self, state: DraftModelState, tokens: list[int], taps: object) -> None:
         state.waiting += tokens

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwood.decoder import norm
-from draftwood.drafters.base import Request, Weighed
+from draftwood.drafters.base import Request, Stateful, Weighed
 from draftwood.drafters.beam import BeamTree
 from draftwood.drafters.dflash import rotary_embedding
 from draftwood.drafters.eagle3_weights import Eagle3Config, Eagle3Weights, load_eagle3, weight_bytes
@@ -59,7 +59,7 @@ class Eagle3State:
             self.kv = F.pad(self.kv, (0, 0, 0, more))
 
 
-class Eagle3Drafter(Weighed):
+class Eagle3Drafter(Weighed, Stateful):
     """An EAGLE-3 drafter bound to its target."""
 
     def __init__(
@@ -85,6 +85,11 @@ class Eagle3Drafter(Weighed):
         slots = min(capacity, 1024) + self._scratch
         kv = like.new_zeros(2, config.num_kv_heads, slots, config.head_dim)
         return Eagle3State(like.new_zeros(slots, config.hidden_size), kv)
+
+    def state_bytes(self, capacity: int) -> int:
+        config = self.config
+        each = config.hidden_size + 2 * config.num_kv_heads * config.head_dim
+        return (capacity + self._scratch) * each * self._weights.norm.itemsize
 
     @torch.inference_mode()
     def extend(self, state: Eagle3State, tokens: list[int], taps: Tensor | None) -> None:

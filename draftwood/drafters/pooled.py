@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from draftwood.drafters.base import Carded, Drafter, Learner, Request
+from draftwood.drafters.base import Carded, Drafter, Learner, Request, Stateful, state_bytes
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.experts import ConditionalExpert, Expert, LatticeExpert, TreeExpert
@@ -124,7 +124,7 @@ class _Plan:
     drafts: dict[int, Draft] = field(default_factory=dict)
 
 
-class Pooled(Learner, Carded):
+class Pooled(Learner, Carded, Stateful):
     """Drafters, voices and a successor table as one drafter."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -149,6 +149,9 @@ class Pooled(Learner, Carded):
         """The best that one of them promises: pooling is meant to add to it."""
         promises = [part.promised_tau for part in self.parts if isinstance(part, Carded)]
         return max((tau for tau in promises if tau is not None), default=None)
+
+    def state_bytes(self, capacity: int) -> int:
+        return sum(state_bytes(part, capacity) for part in self.parts)
 
     def fresh(self) -> Pooled:
         return Pooled([part.fresh() if isinstance(part, (Voice, Recycling)) else part for part in self.parts])

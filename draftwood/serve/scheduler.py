@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from draftwood import memory
 from draftwood.batch import Step
-from draftwood.drafters.base import Placeable
+from draftwood.drafters.base import state_bytes
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.prefix import PrefixCache
@@ -139,10 +139,8 @@ class Scheduler:
 
     def _affordable(self) -> int:
         """Tokens in half of the memory that is free, but no more than all seats could use."""
-        target, drafter = self.engine.target, self.engine.drafter
-        each = target.kv_bytes_per_token()
-        if isinstance(drafter, Placeable):
-            each += drafter.state_bytes(SAMPLE) // SAMPLE
+        target = self.engine.target
+        each = target.kv_bytes_per_token() + state_bytes(self.engine.drafter, SAMPLE) // SAMPLE
         most = self.seats * (self.max_len + 1 + self.engine.policy.n_max)
         free = memory.free_bytes(target.device)
         return most if free is None else max(2, min(most, free // 2 // max(each, 1)))

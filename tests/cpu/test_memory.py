@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from draftwood import llm, memory, registry
+from draftwood.drafters.base import Request, state_bytes
+from draftwood.drafters.d2sd import D2SDDrafter, Options
 from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.pooled import Pooled
 from draftwood.engine import Engine
 from draftwood.errors import BadInput
 from draftwood.latency import LatencyModel, Machine
 from draftwood.memory import Need
-from tests.reference import FAMILIES, tiny_dflash, tiny_model, tiny_target
+from tests.reference import FAMILIES, tiny_dflash, tiny_eagle3, tiny_model, tiny_target
 
 CPU = torch.device("cpu")
 PROMPT = [(11 * i + 5) % 97 for i in range(13)]
@@ -49,6 +52,26 @@ def test_a_drafter_is_counted_before_and_after_it_is_loaded(tmp_path: Path) -> N
     products += [m for layer in weights.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     numbers = sum(m.in_features * m.out_features for m in products)
     assert config.block_parameters() + config.context_parameters() == numbers
+
+
+def test_states_of_every_kind_are_counted(tmp_path: Path) -> None:
+    target = tiny_target(dtype=torch.float32)
+    one = tiny_dflash(target)
+    tiny_model(dtype=torch.float32, seed=5).save_pretrained(tmp_path)
+    ngram, model = (registry.drafter(name, target) for name in ("ngram", f"draft-model:{tmp_path},depth=2,beam=3"))
+    assert state_bytes(ngram, 100) == state_bytes(None, 100) == 0
+    assert state_bytes(Pooled([one, ngram]), 100) == one.state_bytes(100) > 0
+    assert state_bytes(D2SDDrafter(one, one, Options(), "d"), 100) == 2 * one.state_bytes(100)
+    eagle = tiny_eagle3(target)
+    opened = eagle.open(100)
+    assert state_bytes(eagle, 100) == opened.features.nbytes + opened.kv.nbytes
+    filled = model.open(10_000)
+    model.extend(filled, PROMPT, None)
+    model.draft([Request(filled, 7, 4)])
+    most = state_bytes(model, 10_000)
+    assert most == state_bytes(model, 256) > state_bytes(model, 255), "its window ends there"
+    assert most <= filled.cache.nbytes() < 1.1 * most, "the lean path keeps ones beside the values"
+    assert memory.request_need(target, Pooled([one, ngram]), 100, 8) == memory.request_need(target, one, 100, 8)
 
 
 def test_only_named_checkpoints_have_weights(tmp_path: Path) -> None:
