@@ -65,6 +65,12 @@ class Fleet:
     def sum_outcome(self, outcome: Outcome) -> Outcome:
         return Outcome(self.sum(outcome.loss), self.sum(outcome.right), self.sum(outcome.total))
 
+    def agrees(self, mark: int) -> bool:
+        """Whether all processes have the same mark."""
+        marks = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        marks[self.rank] = mark
+        return len(set(self.sum(marks).tolist())) == 1
+
     def any(self, flag: bool) -> bool:
         """Whether it is true in any process: all must stop at the same step."""
         if self.size == 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -95,6 +96,11 @@ def _run(options: TrainOptions, recipe: Recipe, fleet: Fleet) -> bool:
     course = replace(course, features=features_of(course, options, model))
     trainee = Trainee.of(model, recipe)
     ended = load_state(options.out, trainee, recipe, course.origin) and trainee.step == course.steps
+    if not fleet.agrees(crc32(repr((course.origin, course.steps, trainee.step)).encode())):
+        raise BadInput(
+            "The processes would not train the same drafter: give all of them the same flags, finished data and one "
+            f"folder --out {options.out} that all can read."
+        )
     notes = Console(stderr=True, highlight=False, quiet=not fleet.leads)
     notes.print(describe(course, model), soft_wrap=True)
     with stop_flag() as stop, told_if_unwritable(options.out):

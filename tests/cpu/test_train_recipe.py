@@ -106,6 +106,10 @@ def test_processes_that_cannot_be_one_run_are_told_why(monkeypatch: pytest.Monke
     options = TrainOptions([tmp_path], tmp_path / "out", device="cuda:1")
     with pytest.raises(BadInput, match=r"--device cuda:1.*each takes its own \(cpu\)"):
         run_module._run(options, RECIPE, Fleet(0, 2, torch.device("cpu")))
+    assert Fleet().agrees(5)
+    for other, same in ((5, True), (6, False)):
+        monkeypatch.setattr(Fleet, "sum", lambda self, marks, other=other: marks + torch.tensor([0, other]))
+        assert Fleet(0, 2, torch.device("cpu")).agrees(5) == same
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert Fleet.join() == Fleet()
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}.items():
