@@ -74,7 +74,8 @@ def run_training(options: TrainOptions, recipe: Recipe) -> bool:
 def check_out(options: TrainOptions, init: str = "") -> None:
     """Refuse to leave a drafter among texts, or in place of another model."""
     out = options.out.expanduser().resolve()
-    for flag, folders in (("--data", options.data), ("--target", [options.target or ""]), ("--init", [init])):
+    begun = "" if init in BEGINNINGS else init
+    for flag, folders in (("--data", options.data), ("--target", [options.target or ""]), ("--init", [begun])):
         if out in [Path(folder).expanduser().resolve() for folder in folders if str(folder)]:
             raise BadInput(
                 f"--out {options.out} is a folder of {flag}, and a drafter needs its own; name another for it."

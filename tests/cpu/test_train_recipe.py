@@ -100,6 +100,7 @@ def test_a_drafter_does_not_take_the_place_of_another_model(tmp_path: Path) -> N
         run_module.check_out(options, "target")
     state_path(tmp_path / "model").parent.mkdir()
     run_module.check_out(options, "target")
+    run_module.check_out(replace(options, out=Path("target")), "target")  # that is no folder's name there
 
 
 def test_processes_that_cannot_be_one_run_are_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
