@@ -277,7 +277,7 @@ class LLM:
         return stream.generation
 
     def _watch(self, temperature: float, templated: bool, answer: Generation) -> None:
-        where = Circumstances(temperature, "<think>" in answer.text, templated)
+        where = Circumstances(temperature, "</think>" in answer.text or "<think>" in answer.text, templated)
         if sentence := self._watchdog.watch(answer.rounds, where):
             LOG.warning(sentence)
 

@@ -65,10 +65,10 @@ class Trace:
         """Raises BadInput for a file that is no trace, of another schema, or damaged."""
         lines = _lines(path)
         try:
-            header = Header(**next(lines, {}))
-            if header.schema != SCHEMA:
-                raise BadInput(f"{path} is a trace of schema {header.schema}; this version reads schema {SCHEMA}.")
-            return cls(header, list(_answers(lines)))
+            first = next(lines, {})
+            if first.get("schema", SCHEMA) != SCHEMA:  # its other keys may be others, too
+                raise BadInput(f"{path} is a trace of schema {first['schema']}; this version reads schema {SCHEMA}.")
+            return cls(Header(**first), list(_answers(lines)))
         except BadInput:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:

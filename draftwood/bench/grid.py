@@ -111,6 +111,12 @@ def beside(sets: Mapping[str, Sequence[Prompt]], dataset: str, limit: int) -> li
     return [*own[limit:], *(p for name, others in sets.items() if name != dataset for p in others)] or own
 
 
+def earlier_prompts(measured: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts that an earlier process has answered: of the packaged set, and none of those that are measured."""
+    asked = {prompt.turns for prompt in measured}
+    return [prompt for prompt in load_prompts(()) if prompt.turns not in asked][:EARLIER]
+
+
 def measure_cell(
     llm: LLM, place: Place, prompts: Sequence[Prompt], ahead: Sequence[Prompt], options: GridOptions
 ) -> Cell:
@@ -123,7 +129,7 @@ def measure_cell(
     longest = max(place.context, *map(len, encoded)) + options.max_new_tokens
     known = {engine.drafter is None: PrefixCache(engine.drafter, 2 * longest) for engine in ran.values()}
     ran = warmed(ran, lengthened(encoded[0], filler, place.context), known)
-    others = [llm.encode(p.turns[0])[-place.context :] for p in load_prompts((), EARLIER)]
+    others = [llm.encode(p.turns[0])[-place.context :] for p in earlier_prompts(prompts)]
     earlier = [lengthened(ids, filler, place.context) for ids in others]
     ran = experienced(ran, earlier, options.max_new_tokens, place.temperature, known)
     totals: dict[str, Totals] = {method: np.zeros((len(prompts), 2)) for method in methods}

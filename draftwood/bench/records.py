@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ from draftwood.errors import BadInput
 from draftwood.recording import Answer, Header, append, start
 
 TRACE = "trace.jsonl.gz"
+OF_A_RUN = (TRACE, "summary.json", "report.html")  # a reader would take an earlier run's for this one's
 
 
 def check_writable(folder: Path | None) -> None:
@@ -45,15 +46,19 @@ def recording(
     if folder is None:
         yield lambda runs: None
         return
-    with writing(folder), (folder / "runs.jsonl").open("w") as runs, (folder / "rounds.jsonl").open("w") as rounds:
-        (folder / TRACE).unlink(missing_ok=True)  # a report would take an earlier run's for this one's
-        if header is not None:
-            start(folder / TRACE, header)
+    with ExitStack() as files:
+        with writing(folder):
+            runs, rounds = (files.enter_context((folder / name).open("w")) for name in ("runs.jsonl", "rounds.jsonl"))
+            for name in OF_A_RUN:
+                (folder / name).unlink(missing_ok=True)
+            if header is not None:
+                start(folder / TRACE, header)
 
         def write(turn: Sequence[Run]) -> None:
-            write_turn(turn, runs, rounds)
-            if header is not None:
-                append(folder / TRACE, [answer(run, temperature) for run in turn if run.rounds])
+            with writing(folder):
+                write_turn(turn, runs, rounds)
+                if header is not None:
+                    append(folder / TRACE, [answer(run, temperature) for run in turn if run.rounds])
 
         yield write
 

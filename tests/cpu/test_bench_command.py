@@ -110,6 +110,14 @@ def test_runs_and_rounds_are_on_disk_turn_by_turn(tmp_path) -> None:
     assert json.loads((folder / "summary.json").read_text())["policies"][TREE]["prompts"] == 2
 
 
+def test_a_run_that_fails_leaves_no_earlier_figures_and_says_itself_why(tmp_path) -> None:
+    for name in records.OF_A_RUN:
+        (tmp_path / name).touch()
+    with pytest.raises(OSError, match="a model's file"), records.recording(tmp_path):
+        raise OSError("a model's file is gone")
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "rounds.jsonl"}
+
+
 def test_an_output_folder_that_cannot_be_is_refused(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):

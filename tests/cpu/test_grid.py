@@ -18,7 +18,7 @@ from draftwood import registry
 from draftwood.bench import grid, race
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
-from draftwood.bench.prompts import Prompt
+from draftwood.bench.prompts import Prompt, load_prompts
 from draftwood.bench.stats import PLAIN
 from draftwood.bench.worse import Shifted, Worse, worse
 from draftwood.drafters.base import Request
@@ -53,6 +53,14 @@ def test_what_stands_in_front_of_prompts_is_not_asked() -> None:
     a, b = ([Prompt(f"{name}/{i}", name, ("x",)) for i in range(3)] for name in "ab")
     assert beside({"a": a, "b": b}, "b", 2) == [b[2], *a]
     assert beside({"a": a}, "a", 3) == a, "unless there is nothing else"
+
+
+def test_nothing_is_learned_from_what_is_measured() -> None:
+    packaged = load_prompts(())
+    for measured in (packaged[:8], packaged[2:], []):
+        earlier = grid.earlier_prompts(measured)
+        assert len(earlier) == min(grid.EARLIER, len(packaged) - len(measured))
+        assert not {p.turns for p in earlier} & {p.turns for p in measured}
 
 
 def test_prompts_are_lengthened_in_front() -> None:

@@ -132,7 +132,7 @@ def test_what_is_no_trace_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 
 def test_another_schema_and_a_missing_or_damaged_file_say_so(tmp_path: Path) -> None:
-    recording.start(tmp_path / "new.jsonl", Header("t", "d", schema=99))
+    (tmp_path / "new.jsonl").write_text(json.dumps({"schema": 99, "target": "t", "other": 1}) + "\n")
     with pytest.raises(BadInput, match=r"is a trace of schema 99; this version reads schema .\.$"):
         Trace.load(tmp_path / "new.jsonl")
     with pytest.raises(BadInput, match=r"^There is no trace"):

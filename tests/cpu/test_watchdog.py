@@ -64,14 +64,15 @@ def test_rounds_without_a_draft_say_nothing() -> None:
     assert Watchdog(6.0).watch(rounds(0, n=0, count=10 * ENOUGH), Circumstances()) is None
 
 
-def test_an_llm_tells_its_user(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("text", ["<think> so", "so </think>"])  # some templates put the first into the prompt
+def test_an_llm_tells_its_user(text: str, caplog: pytest.LogCaptureFixture) -> None:
     from types import SimpleNamespace
 
     from draftwood.llm import LLM
 
     engine = SimpleNamespace(target=SimpleNamespace(stop_ids=frozenset()), drafter=None)
     llm = LLM(engine, SimpleNamespace(eos_token_id=None))  # type: ignore[arg-type]
-    answer = SimpleNamespace(text="<think> so", rounds=rounds(0, mass=0.5))
+    answer = SimpleNamespace(text=text, rounds=rounds(0, mass=0.5))
     with caplog.at_level(logging.WARNING, "draftwood"):
         for _ in range(2):
             llm._watch(0.0, True, answer)  # type: ignore[arg-type]
