@@ -7,6 +7,7 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -58,13 +59,18 @@ COMPILED = [source for source in SOURCES if source.suffix == ".c"]
 COMPILERS = ("cc", "gcc", "clang")
 NO_COMPILER = f"no C compiler was found ({', '.join(COMPILERS)})"
 COMMON = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno")
-FLAGS = (  # the best first: not every compiler knows the machine's own name or OpenMP
+X86 = (  # the best first: not every compiler knows OpenMP. Without -march=native most instructions would lie idle
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-march=native",),
+)
+OTHERS = (  # of which not every compiler knows -march=native
     ("-march=native", "-fopenmp"),
     ("-mcpu=native", "-fopenmp"),
     ("-march=native",),
     (),
 )
+FLAGS = X86 if platform.machine().lower() in ("x86_64", "amd64") else OTHERS
 VARIANTS = ((), ("-DDOTS",))  # some processors run dot products of bf16 at twice the rate of fp32's sums, some at half
 TILES, TILED = "amx_bf16", ("-DDOTS", "-DTILES")  # Linux's name for matrix units, and flags to use them
 PATIENCE_S = 60

@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import replace
 from math import isnan
@@ -42,6 +42,7 @@ from tests.attention_cases import Case, make_case, random_tree
 from tests.reference import tiny_target
 
 compiled = pytest.mark.skipif(building.shutil.which("cc") is None, reason="no C compiler")
+x86 = pytest.mark.skipif(building.FLAGS is not building.X86, reason="elsewhere -march=native may not be known")
 
 TEXT = [int(t) for t in torch.randint(0, 97, (90,), generator=torch.Generator().manual_seed(1))]
 
@@ -360,20 +361,32 @@ def test_a_compiler_that_is_ended_is_not_asked_again(tmp_path: Path, monkeypatch
     assert (tmp_path / "calls").read_text().count("asked") == len(building.VARIANTS)
 
 
+def slow(command: list[str]) -> Any:
+    raise subprocess.TimeoutExpired(command, 60)
+
+
+def short_of_memory(command: list[str]) -> Any:
+    """As gcc ends when the system has ended the compiler proper, which it starts."""
+    return subprocess.CompletedProcess(command, 1, "", "cc: fatal error: Killed signal terminated program cc1\n")
+
+
 @compiled
-def test_a_compiler_that_takes_too_long_leaves_nothing_that_would_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [(slow, "took more than"), pytest.param(short_of_memory, "Killed signal", marks=x86)],
+)
+def test_a_compiler_that_failed_once_leaves_nothing_that_would_stay(
+    fail: Callable[[list[str]], Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not what other flags would make, without the processor's own instructions."""
     run = subprocess.run
 
-    def slow(command: list[str], **options: Any) -> Any:
-        if "-march=native" in command:
-            raise subprocess.TimeoutExpired(command, 60)
-        return run(command, **options)
+    def busy(command: list[str], **options: Any) -> Any:
+        return fail(command) if "-march=native" in command else run(command, **options)
 
-    monkeypatch.setattr(building.subprocess, "run", slow)
+    monkeypatch.setattr(building.subprocess, "run", busy)
     built = build(tmp_path, "some processor")
-    assert built.library is None and "took more than" in built.reason and not [*tmp_path.iterdir()]
+    assert built.library is None and reason in built.reason and not [*tmp_path.iterdir()]
 
 
 @compiled
