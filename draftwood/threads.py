@@ -22,7 +22,7 @@ def advice(dtype: torch.dtype) -> str:
     """How many threads a step uses on this CPU, and how many would be better just now. Takes some seconds."""
     if takes(torch.empty(2, 2, dtype=dtype)) and (said := followed(torch.get_num_threads(), free())):
         return said
-    return told(measure(dtype))
+    return told(measure(dtype), container.cores())
 
 
 def free() -> float:
@@ -64,13 +64,16 @@ def measure(dtype: torch.dtype) -> dict[int, float]:
     return {threads: seconds / steps for threads, (seconds, steps) in spent.items()}
 
 
-def told(seconds: dict[int, float]) -> str:
-    """A sentence about what was measured."""
+def told(seconds: dict[int, float], allowed: float) -> str:
+    """A sentence about what was measured where a container may use so many cores."""
     usual, best = max(seconds), min(seconds, key=seconds.__getitem__)
     gain = seconds[usual] / seconds[best]
     if gain < GAIN:
         return f"{usual}"
+    quicker = f"{usual}, but steps are {gain:.1f} times as quick with {best}"
+    if allowed < usual:
+        return f"{quicker}: the container may use {allowed:g} cores; set OMP_NUM_THREADS={best}"
     return (
-        f"{usual}, but steps are {gain:.1f} times as quick with {best}: other programs use the cores, and threads "
-        f"wait for each other; stop them, or set OMP_NUM_THREADS={best} for as long as they run"
+        f"{quicker}: other programs use the cores, and threads wait for each other; stop them, or set "
+        f"OMP_NUM_THREADS={best} for as long as they run"
     )
