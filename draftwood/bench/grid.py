@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from draftwood import registry
+from draftwood.bench.environment import environment
 from draftwood.bench.grid_table import (
     FIXED,
     FIXED_ON_GPU,
@@ -32,7 +33,7 @@ from draftwood.bench.grid_table import (
 from draftwood.bench.prompts import Prompt, by_dataset, fingerprint, load_prompts
 from draftwood.bench.race import experienced, race, warmed
 from draftwood.bench.records import check_writable
-from draftwood.bench.results import Results
+from draftwood.bench.results import FILE, Results
 from draftwood.bench.stats import PLAIN, Totals, bootstrap, speedup
 from draftwood.bench.worse import worse
 from draftwood.engine import Engine
@@ -174,6 +175,7 @@ def summarize(
     return Cell(
         place,
         {method: rate(total[:limit]) for method, total in totals.items()},
+        {method: paired(total[:limit], totals[PLAIN][:limit]) for method, total in totals.items()},
         *over(totals, PLAIN, seed),
         best,
         *fixed[best],
@@ -189,6 +191,12 @@ def over(totals: Mapping[str, Totals], method: str, seed: int) -> tuple[float, t
     both = totals[method].all(1)
     ours, theirs = totals[OURS][both], totals[method][both]
     return speedup(ours, theirs), bootstrap(ours, theirs, seed)
+
+
+def paired(ours: Totals, theirs: Totals) -> float:
+    """The ratio of rates on the prompts that both answered."""
+    both = ours.all(1) & theirs.all(1)
+    return speedup(ours[both], theirs[both])
 
 
 def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int) -> dict[str, Engine]:
@@ -210,6 +218,7 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     """Measure cells that are missing, or undecided while more prompts are allowed now, and write groups.jsonl,
     grid.json and README.md into `options.out`."""
     check_writable(options.out)
+    check_own(options.out)
     whole = by_dataset(load_prompts(options.prompts))
     sets = {name: prompts[: options.most or options.limit] for name, prompts in whole.items()}
     if not sets:
@@ -227,15 +236,22 @@ def run_grid(options: GridOptions, load: Callable[[], LLM], console: Console) ->
     usable = [place for place in todo if fits(llm, place, sets[place.dataset], options)]
     if len(usable) < len(todo):
         console.print(f"{len(todo) - len(usable)} cells do not fit into the target's context window and are left out.")
+    code = environment()["commit"]
     for number, place in enumerate(usable[: options.cells], 1):
         ahead = beside(whole, place.dataset, len(sets[place.dataset]))
-        cell = measure_cell(llm, place, sets[place.dataset], ahead, options)
+        cell = replace(measure_cell(llm, place, sets[place.dataset], ahead, options), commit=code)
         done[place] = cell
         results.add(place.name, [cell.to_json()])
         write_table(options.out, list(done.values()))
         console.print(f"{number}/{len(usable)}  {place.name}: × plain {cell.of_plain:.3f}, × {cell.best_fixed} "
                       f"{cell.of_fixed:.3f}  ({cell.seconds:.0f} s)")  # fmt: skip
     return list(done.values())
+
+
+def check_own(out: Path) -> None:
+    """Raise BadInput where the table would replace somebody's README.md."""
+    if (out / "README.md").exists() and not (out / FILE).exists():
+        raise BadInput(f"--out {out} holds a README.md that no grid has written; name another folder.")
 
 
 def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOptions) -> dict[str, Any]:
@@ -247,6 +263,7 @@ def conditions(llm: LLM, sets: Mapping[str, Sequence[Prompt]], options: GridOpti
         "dtype": str(target.dtype).removeprefix("torch."),
         "path": target.path.kind,
         "device": str(target.device),
+        "machine": llm.engine.latency.machine.name,
         "prompts": fingerprint([prompt for prompts in sets.values() for prompt in prompts]),
         "limit": options.limit,
         "max_new_tokens": options.max_new_tokens,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -41,6 +42,7 @@ class Cell:
 
     place: Place
     tokens_per_s: dict[str, float]  # over the first prompts; over fewer for a budget that was left out
+    times_plain: dict[str, float]  # of each method over plain decoding, on those of the first prompts that it answered
     of_plain: float
     of_plain_interval: tuple[float, float] | None
     best_fixed: str
@@ -51,6 +53,7 @@ class Cell:
     widths: dict[int, int] = field(default_factory=dict)  # bastion's: tokens, the root included -> rounds
     prompts: int = 0  # that were asked
     paused: float = 0.0  # share of the rounds' time that was left out, see `race.PAUSE`
+    commit: str | None = None  # of the code that measured it
 
     @property
     def holds(self) -> bool:
@@ -86,14 +89,15 @@ def budgets(methods: Iterable[str]) -> list[str]:
 
 def write_table(out: Path, cells: Sequence[Cell]) -> None:
     """grid.json and README.md."""
-    facts = {"cells": [c.to_json() for c in cells], "environment": environment(), "holds": sum(c.holds for c in cells)}
+    found = environment()
+    facts = {"cells": [c.to_json() for c in cells], "environment": found, "holds": sum(c.holds for c in cells)}
     with writing(out):
         (out / "grid.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-        (out / "README.md").write_text("\n".join(page(cells)) + "\n")
+        (out / "README.md").write_text("\n".join(page(cells, found)) + "\n")
 
 
-def page(cells: Sequence[Cell]) -> Iterator[str]:
-    """All tables in Markdown."""
+def page(cells: Sequence[Cell], found: Mapping[str, Any]) -> Iterator[str]:
+    """All tables in Markdown, and the environment that was found."""
     yield f"# Never slower? {sum(c.holds for c in cells)} of {len(cells)} cells hold"
     yield ""
     fixed = ", ".join(budgets(cells[0].tokens_per_s))
@@ -105,9 +109,22 @@ def page(cells: Sequence[Cell]) -> Iterator[str]:
         f"{np.mean([c.paused for c in cells]):.2%} of the time on average, at most "
         f"{max(c.paused for c in cells):.2%} in one cell."
     )
+    yield ""
+    yield measured_on(cells, found)
     for part in (by_drafter, by_method, every_cell):
         yield ""
         yield from part(cells)
+
+
+def measured_on(cells: Sequence[Cell], found: Mapping[str, Any]) -> str:
+    """Hardware, versions, commits and the last command, in one line."""
+    gpus = [gpu["name"] for gpu in found["gpus"]]
+    commits = Counter(c.commit or "unknown" for c in cells)
+    told = ", ".join(f"{commit[:12]} ({count} cells)" for commit, count in commits.items())
+    return (
+        f"{', '.join([found['processor'], *gpus])}; {found['cores']} cores; torch {found['versions']['torch']}; "
+        f"commit {told}. Command: `{found['command']}`"
+    )
 
 
 def by_drafter(cells: Sequence[Cell]) -> Iterator[str]:
@@ -131,7 +148,7 @@ def by_method(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"| method, in all cells, by their first prompts | × plain: mean, median, worst | below {LEAST_OF_PLAIN} |"
     yield "|---|---|---|"
     for method in (OURS, NEW, *budgets(cells[0].tokens_per_s)):
-        over = [c.tokens_per_s[method] / c.tokens_per_s[PLAIN] for c in cells]
+        over = [c.times_plain[method] for c in cells]
         yield f"| {method} | {spread(over)} | {sum(x < LEAST_OF_PLAIN for x in over)} |"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ class Results:
         known = read(self._file) if self._file is not None and self._file.exists() else []
         if known and (told := differences(known[0].get("conditions", {}), conditions)):
             raise BadInput(f"--out {folder} holds results of another run ({told}); name another folder.")
-        if self._file is not None:  # whole lines only: the next one would continue one that was cut off
-            self._file.write_text("".join(map(as_line, known or [{"conditions": conditions}])), encoding="utf-8")
+        if self._file is not None and self._file.exists():
+            drop_cut_line(self._file)
+        if not known:
+            self._append({"conditions": conditions})
         self.groups = {line["group"]: line["rows"] for line in known[1:]}
 
     def add(self, group: str, rows: Sequence[Row]) -> None:
@@ -48,6 +51,11 @@ class Results:
 
 def as_line(row: Row) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
+
+
+def drop_cut_line(path: Path) -> None:
+    """Remove what follows the last whole line: the next one would continue it."""
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read(path: Path) -> list[Row]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from draftwood import registry
 from draftwood.bench import grid, race
+from draftwood.bench.environment import environment
 from draftwood.bench.grid import GridOptions, beside, lengthened, places, run_grid, summarize
 from draftwood.bench.grid_table import FIXED, NEW, OURS, Cell, Place, by_drafter, by_method, page
 from draftwood.bench.prompts import Prompt, load_prompts
@@ -28,6 +29,7 @@ from draftwood.errors import BadInput
 from draftwood.grow import grow
 from draftwood.latency import LatencyModel, Machine
 from draftwood.prefix import PrefixCache
+from draftwood.processor import processor
 from draftwood.sampling import Sampling
 from draftwood.target import Target
 from draftwood.tree import Lattice
@@ -151,7 +153,9 @@ def test_a_cell_holds_if_neither_plain_decoding_nor_a_fixed_budget_is_faster(
     assert cell.holds is holds and cell.best_fixed == FIXED[1]
     assert cell.of_plain == pytest.approx(plain) and cell.of_fixed == pytest.approx(fixed)
     assert Cell.of_json(json.loads(json.dumps(cell.to_json()))).place == cell.place
-    assert ("**no**" in "\n".join(page([cell]))) is not holds
+    told = "\n".join(page([replace(cell, commit="abc"), cell], environment()))
+    assert ("**no**" in told) is not holds
+    assert processor() in told and "commit abc (1 cells), unknown (1 cells)" in told
 
 
 def test_the_page_sums_up_drafters_and_methods() -> None:
@@ -173,9 +177,10 @@ def test_budgets_that_will_not_be_the_best_are_left_out() -> None:
     ran = dict.fromkeys(found)
     assert list(grid.sieved(ran, found)) == [PLAIN, OURS, NEW, *FIXED[:2]]  # type: ignore[arg-type, type-var]
     found[FIXED[0]][1] = 0  # left out after the first prompt, which was an easy one
-    found[FIXED[0]][0] = [10.0, 0.1]
+    found[FIXED[0]][0], found[PLAIN][0] = [10.0, 0.1], [10.0, 0.2]
     cell = summarize(Place("s", 0.0, "good", 128), found, [], 1.0, 0, 2)
     assert cell.best_fixed == FIXED[1] and cell.of_fixed == pytest.approx(1.0)
+    assert cell.times_plain[FIXED[0]] == pytest.approx(2.0), "plain decoding found this prompt easy, too"
 
 
 def test_a_method_goes_on_while_its_interval_leaves_open_on_which_side_of_its_bound_ours_is() -> None:
@@ -267,6 +272,13 @@ def test_without_a_drafter_there_is_nothing_to_compare(tmp_path: Path) -> None:
         run_grid(options, lambda: llm, Console(quiet=True))
 
 
+def test_nobodys_readme_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Mine\n")
+    with pytest.raises(BadInput, match=r"README\.md that no grid has written; name another folder"):
+        run_grid(GridOptions(tmp_path), lambda: pytest.fail("loaded"), Console(quiet=True))
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+
+
 def test_open_cells_are_measured_again_with_more_prompts(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,9 +313,11 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     (tmp_path / "set.jsonl").write_text("\n".join(lines))
     screen = Console(file=io.StringIO(), width=200)
 
-    def go(cells: int, tokens: int = 6) -> list[Cell]:
+    def go(cells: int, tokens: int = 6, machine: str = MACHINE.name) -> list[Cell]:
         options = GridOptions(tmp_path / "out", [str(tmp_path / "set.jsonl")], 2, tokens, cells)
-        return run_grid(options, lambda: tiny_llm(target), screen)
+        llm = tiny_llm(target)
+        llm.engine.latency.machine = replace(MACHINE, name=machine)
+        return run_grid(options, lambda: llm, screen)
 
     assert len(go(1)) == 1 and len(go(1)) == 2
     found = go(99)
@@ -317,6 +331,8 @@ def test_a_stopped_grid_goes_on_where_it_was(target: Target, tmp_path: Path, mon
     assert len(go(99)) == 6 and kept.read_text().count("\n") == 1 + 6
     with pytest.raises(BadInput, match="max_new_tokens 6 instead of 7"):
         go(1, tokens=7)
+    with pytest.raises(BadInput, match="machine 'made up' instead of 'another'"):
+        go(1, machine="another")
     kept.write_text(kept.read_text().split("\n")[0] + '\n{"group": "older", "rows": [{}]}\n')
     with pytest.raises(BadInput, match="cells of another version"):
         go(1)
