@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from draftwood.cores import Load
 from draftwood.latency import Machine
 from draftwood.packing import kind, linear
 from draftwood.processor import abilities
@@ -21,6 +22,7 @@ STREAM_BYTES = 256 << 20  # more weights than caches hold
 FIGURES = ("peak", "bandwidth", "launch_s")  # see Machine
 LAUNCHES = 1000
 BUDGET_S = 0.5  # seconds for each of the three measurements
+OTHERS = 0.25  # cores; if other programs use more, figures are of a machine that is shared just then
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,15 @@ ON_CPU, ON_GPU = Sizes(side=2048, rows=256), Sizes(side=8192, rows=4096)  # so l
 def probe(device: torch.device, dtype: torch.dtype, folder: Path | None = None) -> Machine:
     """Measure `device` in `dtype`, or read from `folder` what was measured before.
 
-    What was kept counts only for the same processor, dtype, torch version and thread count.
+    What was kept counts only for the same processor, dtype, torch version and thread count. What was measured beside
+    other programs is not kept.
     """
-    name = machine_name(device, dtype)
-    return Machine(name, **measured_once(folder, "machine", name, FIGURES, lambda: measure(device, dtype)))
+    name, begun = machine_name(device, dtype), Load()
+
+    def alone() -> bool:
+        return (begun.others() or 0.0) < OTHERS
+
+    return Machine(name, **measured_once(folder, "machine", name, FIGURES, lambda: measure(device, dtype), alone))
 
 
 @torch.inference_mode()

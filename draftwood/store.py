@@ -40,11 +40,17 @@ def write_json(path: Path, content: object) -> None:
 
 
 def measured_once(
-    folder: Path | None, kind: str, name: str, figures: Sequence[str], measure: Callable[[], Mapping[str, float]]
+    folder: Path | None,
+    kind: str,
+    name: str,
+    figures: Sequence[str],
+    measure: Callable[[], Mapping[str, float]],
+    trusted: Callable[[], bool] = lambda: True,
 ) -> Mapping[str, float]:
     """The `figures` that `measure` finds, or that it found before under this `name` if `folder` keeps them.
 
-    If the file is damaged, they are measured again; if the folder cannot be written, they are at each start.
+    They are kept if they can be `trusted` afterwards. If the file is damaged, they are measured again; if the folder
+    cannot be written, they are at each start.
     """
     if folder is None:
         return measure()
@@ -52,8 +58,9 @@ def measured_once(
     if known := _figures(read_json(file), name, figures):
         return known
     found = measure()
-    with contextlib.suppress(OSError):
-        write_json(file, {"name": name, **found})
+    if trusted():
+        with contextlib.suppress(OSError):
+            write_json(file, {"name": name, **found})
     return found
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from draftwood.hardware import (
     uncompiled,
 )
 from draftwood.latency import LatencyModel, Work
+from draftwood.policies.base import Policy
 from draftwood.recording import Answer, Trace
 from draftwood.simulate import Prices, Replayed, Script, replay, scripts
 from draftwood.trace import tau
@@ -59,11 +60,17 @@ class Cell:
     clipped: float  # share of rounds that may have wanted more candidates than were recorded
     measured: float  # tokens per second of the same policy when the trace was made; NaN if it was not run there
     unseen: float = 0.0  # share of rounds wider than any recorded one, if prices are learned from these: extrapolated
+    foretold: float = math.nan  # tokens per second without what the rounds of this policy itself recorded
 
     @property
     def error(self) -> float:
         """How far the simulation is off what was measured."""
         return self.tokens_per_s / self.measured - 1
+
+    @property
+    def error_foretold(self) -> float:
+        """How far it is off if it knows the rounds of other policies alone, as for a policy that never ran."""
+        return self.foretold / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ class Simulation:
     loads: list[Load] = field(default_factory=list)  # of many users, if asked for
 
     def to_json(self) -> dict[str, Any]:
-        cells = [{**{name: getattr(c, name) for name in Cell.__slots__}, "error": c.error} for c in self.cells]
+        names = (*Cell.__slots__, "error", "error_foretold")
+        cells = [{name: getattr(c, name) for name in names} for c in self.cells]
         known = {where: branch.to_json() for where, branch in self.branches.items()}
         full = {"cells": cells, "branches": known, "rounds_per_s": self.rounds_per_s}
         if self.loads:
@@ -103,6 +111,11 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
             ran = widest(trace) if measured else math.inf
             cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name), ran))
     seconds = time.perf_counter() - start
+    specs = {rule.name: spec for spec, rule in rules.items()}
+    cells = [
+        c if math.isnan(c.measured) else replace(c, foretold=foretell(trace, specs[c.policy], rules[specs[c.policy]]))
+        for c in cells
+    ]
     return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds), branches(trace.answers))
 
 
@@ -132,6 +145,15 @@ def cell(
         measured,
         quotient(sum(r.width > widest for r in rounds), len(rounds)),
     )
+
+
+def foretell(trace: Trace, spec: str, rule: Policy) -> float:
+    """Tokens per second of a policy, replayed with the drafts and prices of the others; NaN if none of these drafted."""
+    others = replace(trace, answers=[answer for answer in trace.answers if answer.policy not in (spec, rule.name)])
+    texts = scripts(others.answers)
+    if not any(script.drafts for script in texts):
+        return math.nan
+    return replay(rule, texts, prices_of(others, HERE, None)(spec)).tokens_per_s
 
 
 def measured_rates(answers: Iterable[Answer]) -> dict[str, float]:
@@ -226,7 +248,7 @@ def write(found: Simulation, out: Path) -> str:
 def show(found: Simulation, console: Console) -> None:
     for name in dict.fromkeys(c.hardware for c in found.cells):
         cells = [c for c in found.cells if c.hardware == name]
-        columns = ("tokens/s", "× plain", "τ", "width", "drafted", "measured", "error")
+        columns = ("tokens/s", "× plain", "τ", "width", "drafted", "measured", "error", "error without its rounds")
         table = new_table(f"Simulated on {name}", "policy", columns)
         for c in cells:
             table.add_row(
@@ -238,6 +260,7 @@ def show(found: Simulation, console: Console) -> None:
                 percent(c.drafted),
                 number(c.measured, 1),
                 percent(c.error),
+                percent(c.error_foretold),
             )
         console.print(table)
     for name in dict.fromkeys(load.hardware for load in found.loads):

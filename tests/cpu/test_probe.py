@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from draftwood.cores import Load
 from draftwood.probe import probe
 from draftwood.store import cached_file, read_json, write_json
 
@@ -56,6 +57,14 @@ def test_a_machine_is_measured_once_and_again_when_its_file_is_damaged(tmp_path:
         assert probe(cpu, torch.float32, tmp_path).peak > 0
     probe(cpu, torch.float64, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("small_probe")
+def test_what_was_measured_beside_other_programs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "others", lambda self: 0.9)
+    assert probe(torch.device("cpu"), torch.float32, tmp_path).peak > 0 and not list(tmp_path.iterdir())
+    monkeypatch.setattr(Load, "others", lambda self: 0.1)
+    assert probe(torch.device("cpu"), torch.float32, tmp_path).peak > 0 and list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("small_probe")

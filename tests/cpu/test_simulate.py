@@ -428,6 +428,25 @@ def test_every_policy_on_every_machine(target: Target, truth: list[int]) -> None
     assert np.isnan(found.cells[4].measured), "nothing was measured on a card"
 
 
+def test_a_policy_is_foretold_by_the_rounds_of_others(target: Target, truth: list[int]) -> None:
+    trace = a_trace(target, truth)
+    slower = [
+        replace(a, rounds=[replace(r, seconds={verb: 9 * s for verb, s in r.seconds.items()}) for r in a.rounds])
+        if a.policy == "ddtree:4"
+        else a
+        for a in trace.answers
+    ]
+    usual, slow = (
+        {c.policy: c for c in simulate(replace(trace, answers=of), ["ddtree:4"], ["this"]).cells}["ddtree:4"]
+        for of in (trace.answers, slower)
+    )
+    assert slow.foretold == usual.foretold > 0, "its own rounds say nothing"
+    assert slow.tokens_per_s < 0.5 * usual.tokens_per_s
+    assert slow.error_foretold == pytest.approx(slow.foretold / slow.measured - 1)
+    alone = replace(trace, answers=[a for a in trace.answers if a.policy == "ddtree:4"])
+    assert np.isnan(simulate(alone, ["ddtree:4"], ["this"]).cells[1].foretold), "nobody else drafted"
+
+
 def test_rounds_wider_than_any_that_ran_are_counted_where_prices_are_learned(
     target: Target, truth: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
