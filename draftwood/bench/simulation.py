@@ -148,7 +148,7 @@ def cell(
 
 
 def foretell(trace: Trace, spec: str, rule: Policy) -> float:
-    """Tokens per second of a policy, replayed with the drafts and prices of the others; NaN if none of these drafted."""
+    """Tokens per second of a policy, replayed with the drafts and prices of the others; NaN if none drafted."""
     others = replace(trace, answers=[answer for answer in trace.answers if answer.policy not in (spec, rule.name)])
     texts = scripts(others.answers)
     if not any(script.drafts for script in texts):
