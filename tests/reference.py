@@ -399,11 +399,11 @@ def eagle3_files(
 ) -> None:
     """A random EAGLE-3 checkpoint for a tiny target, in one of the published forms."""
     torch.manual_seed(3)
-    hidden, heads, kv, dim, inter = target.hidden_size, 4, 2, 8, 48
+    hidden, heads, kv, dim, inter = changed.get("hidden_size", target.hidden_size), 4, 2, 8, 48
     prefix = "layers.0." if form == "speculators" else "midlayer."
     vocab = draft_vocab or target.vocab_size
     shapes = {
-        "fc": (hidden, 3 * hidden), "norm": (hidden,), "lm_head": (vocab, hidden),
+        "fc": (hidden, 3 * target.hidden_size), "norm": (hidden,), "lm_head": (vocab, hidden),
         **{f"{prefix}{name}": shape for name, shape in {
             "input_layernorm": (hidden,), "hidden_norm": (hidden,), "post_attention_layernorm": (hidden,),
             "self_attn.q_proj": (heads * dim, 2 * hidden), "self_attn.k_proj": (kv * dim, 2 * hidden),
@@ -424,6 +424,12 @@ def eagle3_files(
         config["draft_vocab_size"] = draft_vocab
     tensors |= {name: value for name, value in changed.items() if isinstance(value, torch.Tensor)}
     config |= {name: value for name, value in changed.items() if not isinstance(value, torch.Tensor)}
+    if form == "speculators":
+        layer = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "head_dim", "rms_norm_eps", "vocab_size", "max_position_embeddings")  # fmt: skip
+        config["transformer_layer_config"] = {key: config.pop(key) for key in layer}
+        del config["eagle_config"]
+        config |= dict(eagle_aux_hidden_state_layer_ids=[1, 2, 3], target_hidden_size=config.get("target_hidden_size"))
     (folder / "config.json").write_text(json.dumps(config))
     if form == "safeailab":
         torch.save(tensors, folder / "pytorch_model.bin")

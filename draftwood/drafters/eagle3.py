@@ -93,7 +93,7 @@ class Eagle3Drafter(Weighed, Stateful):
 
     @torch.inference_mode()
     def extend(self, state: Eagle3State, tokens: list[int], taps: Tensor | None) -> None:
-        """Append tokens with their taps `[M, 3 * hidden]`."""
+        """Append tokens with their taps `[M, 3 * the target's hidden]`."""
         assert taps is not None, f"{self.name} reads the layers {self.tap_layers}"
         start, stop = len(state.tokens), len(state.tokens) + len(tokens)
         state.reserve(stop + self._scratch)

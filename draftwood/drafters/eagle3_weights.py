@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints (arXiv 2503.01840) in the forms of SafeAILab, SpecForge and AngelSlim: config and tensors.
+"""EAGLE-3 checkpoints (arXiv 2503.01840) as SafeAILab, SpecForge, AngelSlim and speculators publish them.
 
 A checkpoint has one layer whose attention reads embedding and feature side by side, `fc` over three tapped target
 layers, and usually a head of its own over the commonest tokens: `d2t` plus a row's number is the target's token id.
@@ -22,6 +22,7 @@ from draftwood.target import Target
 
 FORM = "EAGLE-3's format"
 LAYER = ("midlayer.", "layers.0.")  # its prefix: the authors' and SpecForge's, speculators'
+LAYER_CONFIG = "transformer_layer_config"
 TAPS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
 UNKNOWN = ("attention_bias", "norm_before_fc", "norm_output", "fc_norm")
@@ -32,6 +33,7 @@ ROWS = 4096  # of an embedding that are compared at once
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
     hidden_size: int
+    target_size: int  # the target's hidden size, which may be another one
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
@@ -48,7 +50,7 @@ class Eagle3Config:
 class Eagle3Weights:
     """H heads of queries, G of keys and values, D wide."""
 
-    fc: nn.Module  # 3 * hidden -> hidden
+    fc: nn.Module  # 3 * the target's hidden -> hidden
     input_norm: Tensor  # [hidden] of embeddings
     hidden_norm: Tensor  # [hidden] of features
     qkv: nn.Module  # 2 * hidden -> (H + 2 G) * D
@@ -76,14 +78,16 @@ def weight_bytes(name: str, itemsize: int) -> int:
 
 def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3Config:
     """Raises BadModel naming the key that is wrong, or what does not fit."""
+    values = _flat(values)
     keys = Keys(values, name, FORM)
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    read = keys.whole("target_hidden_size", hidden)
     if keys.whole("num_hidden_layers", 1) != 1:
         raise keys.wrong("num_hidden_layers", "1")
     vocab = keys.whole("vocab_size", target.vocab_size)
-    if hidden != target.hidden_size or abs(vocab - target.vocab_size) > PADDING:
+    if read != target.hidden_size or abs(vocab - target.vocab_size) > PADDING:
         raise BadModel(
-            f"The drafter {name} does not fit {target.name}: its hidden size is {hidden} and its vocabulary has "
+            f"The drafter {name} does not fit {target.name}: its hidden size is {read} and its vocabulary has "
             f"{vocab} tokens, the target's {target.hidden_size} and {target.vocab_size}. Name the drafter of this "
             "target, or 'ngram', which works with every target."
         )
@@ -96,6 +100,7 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
     rope = {"rope_theta": 10000.0, **{k: v for k, v in values.items() if v is not None}}
     return Eagle3Config(
         hidden_size=hidden,
+        target_size=read,
         intermediate_size=keys.whole("intermediate_size"),
         num_heads=heads,
         num_kv_heads=keys.whole("num_key_value_heads", heads),
@@ -107,6 +112,12 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
         tap_layers=_tap_layers(keys, target.num_layers),
         normed=keys.flag("norm_before_residual", False),
     )
+
+
+def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config on one level: speculators puts the sizes of the layer into a config of their own."""
+    layer = values.get(LAYER_CONFIG)
+    return {**layer, **{k: v for k, v in values.items() if v is not None}} if isinstance(layer, dict) else values
 
 
 def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
@@ -138,8 +149,13 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
     if ids is not None and head is None:
         raise BadModel(f"The drafter {name} has a d2t, but no lm_head.weight that names its tokens; fetch it again.")
     embedding = take("embed_tokens.weight", target.vocab_size, h) if take.has("embed_tokens.weight") else None
+    if h != target.hidden_size and (head is None or embedding is None):
+        raise BadModel(
+            f"The drafter {name} has a hidden size of {h} and {target.name} one of {target.hidden_size}, so it needs "
+            "an embed_tokens.weight and an lm_head.weight of its own, and has not both; fetch it again."
+        )
     weights = Eagle3Weights(
-        fc=linear(take("fc.weight", h, TAPS * h)),
+        fc=linear(take("fc.weight", h, TAPS * config.target_size)),
         input_norm=take(f"{layer}input_layernorm.weight", h),
         hidden_norm=take(f"{layer}hidden_norm.weight", h),
         qkv=linear(torch.cat(qkv)),
@@ -158,6 +174,8 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
 
 def _targets(embedding: Tensor, target: Target) -> bool:
     """Whether an embedding is the target's own, which some checkpoints repeat."""
+    if embedding.shape[1] != target.hidden_size:
+        return False
     parts = torch.arange(len(embedding), device=embedding.device).split(ROWS)
     return all(torch.equal(embedding[part], target.embed(part)) for part in parts)
 

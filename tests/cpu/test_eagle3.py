@@ -25,6 +25,8 @@ FORMS = [
     ("specforge", 40, {}),
     ("speculators", None, {}),
     ("speculators", 40, {"norm_before_residual": True, "embed_tokens.weight": torch.randn(97, 32)}),
+    ("specforge", 40, {"hidden_size": 48, "target_hidden_size": 32, "embed_tokens.weight": torch.randn(97, 48)}),
+    ("speculators", 40, {"hidden_size": 16, "target_hidden_size": 32, "embed_tokens.weight": torch.randn(97, 16)}),
 ]
 
 
@@ -73,7 +75,9 @@ def definition(drafter: Eagle3Drafter, target, taps: torch.Tensor, path: list[in
 def test_masses_are_the_layers_own_along_every_path(form: str, draft_vocab: int | None, more: dict) -> None:
     target = tiny_target()
     drafter = tiny_eagle3(target, form=form, draft_vocab=draft_vocab, **more)
-    assert drafter.config.normed == bool(more) and (drafter._weights.embedding is not None) == bool(more)
+    assert drafter.config.normed == ("norm_before_residual" in more)
+    assert (drafter._weights.embedding is not None) == ("embed_tokens.weight" in more)
+    assert drafter.config.hidden_size == more.get("hidden_size", 32)
     assert drafter.tap_layers == (0, 1, 2)
     state, taps = opened(drafter, target)
     drafter.draft([Request(state, 50, 4)])  # another root first: nothing of it may stay
@@ -157,6 +161,8 @@ def test_checkpoints_that_do_not_fit(tmp_path) -> None:
         ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "a tensor midlayer.self_attn.q_norm.weight that"),
         ({"embed_tokens.weight": torch.ones(97, 16)}, "embed_tokens.weight is "),
         ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "layers 1 to 3"),
+        ({"hidden_size": 48, "target_hidden_size": 32}, "hidden size of 48 and .* one of 32, so it needs"),
+        ({"target_hidden_size": 48}, "does not fit .*: its hidden size is 48"),
     ],
 )
 def test_what_another_architecture_would_read_is_refused(tmp_path, changed: dict, told: str) -> None:
