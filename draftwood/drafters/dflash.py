@@ -21,7 +21,7 @@ from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, 
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
-from draftwood.drafters.dflash_weights import Weights, build_weights
+from draftwood.drafters.dflash_weights import Weights, build_weights, take_head
 from draftwood.drafters.markov import CANDIDATES, Markov, candidates_of, draft_of, propose, read_pairs
 from draftwood.errors import BadInput, BadModel, first_line
 from draftwood.latency import Work
@@ -87,6 +87,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block.
 
     `pairs` are the matrices that score which candidate follows which (markov.py); None: depths are independent.
+    `own_head` has a row for each of the `draft_tokens`; None: the target's head has them.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         depth: int | None = None,
         draft_tokens: list[int] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
+        own_head: Tensor | None = None,
     ) -> None:
         if depth is not None and not 1 <= depth < config.block_size:
             raise BadInput(f"A depth of {depth} is not within the 1 to {config.block_size - 1} that {name} predicts.")
@@ -109,7 +111,10 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         self._target = target
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
         rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
-        head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
+        if own_head is not None:
+            head: nn.Module = linear(own_head.to(weights.norm))
+        else:
+            head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
         self._ends = Ends(target.embedding, config.embedding_scale, rotary, weights.norm, head)
         self._layers = block_layers(config, weights, self._ends)
         self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
@@ -118,18 +123,21 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
-        """Load a checkpoint in z-lab's format, a folder or a Hub name, in the target's dtype on its device.
+        """Load a checkpoint in z-lab's or speculators' format, a folder or a Hub name, in the target's dtype on its
+        device.
 
         Raises BadModel if there is none, it is damaged, of another architecture, or made for another target.
         """
         folder = checkpoint_folder(name_or_folder)
         config = parse_config(read_json(folder / "config.json"), name_or_folder)
         check_fits(config, name_or_folder, target)
-        weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
-        kept = read_draft_tokens(folder, config.vocab_size)
+        tensors = read_tensors(folder)
+        own = take_head(tensors, config, name_or_folder)
+        weights = build_weights(tensors, config, name_or_folder, target.device, target.dtype)
+        kept = read_draft_tokens(folder, config.vocab_size) if own is None else own.tokens
         rank = config.markov_rank
         pairs = read_pairs(folder, name_or_folder, rank, config.hidden_size) if rank else None
-        return cls(config, weights, target, name_or_folder, depth, kept, pairs)
+        return cls(config, weights, target, name_or_folder, depth, kept, pairs, None if own is None else own.weight)
 
     @property
     def promised_tau(self) -> float | None:
@@ -235,9 +243,11 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
         folder = checkpoint_folder(argument)
         config = parse_config(read_json(folder / "config.json"), argument)
-        head = len(read_draft_tokens(folder, config.vocab_size) or range(config.vocab_size))
-        tables = 2 * config.markov_rank * head
-        return (config.block_parameters() + config.context_parameters() + tables) * itemsize
+        kept = read_draft_tokens(folder, config.vocab_size)
+        rows = config.draft_vocab or config.vocab_size if kept is None else len(kept)
+        tables = 2 * config.markov_rank * rows
+        head = 0 if rows == config.vocab_size else rows * config.hidden_size  # a copy of the target's rows, or its own
+        return (config.block_parameters() + config.context_parameters() + tables + head) * itemsize
 
     def work(self, context: int) -> Work:
         """One request's draft at `context` tokens, the target's head included; one new context feature."""

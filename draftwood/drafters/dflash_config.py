@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftwood.decoder import Shape, Sight
-from draftwood.drafters import mark
+from draftwood.drafters import mark, speculators
 from draftwood.errors import BadModel
 from draftwood.rotary import STATIC
 
@@ -51,6 +51,7 @@ class DFlashConfig:
     tau: float | None = None  # tokens a round, as its maker measured; a key that only draftwood writes
     target_mark: tuple[float, ...] | None = None  # identifies the target it was made for (mark.py); draftwood's, too
     markov_rank: int = 0  # rank of the Markov head (markov.py), 0: none; draftwood's, too
+    draft_vocab: int | None = None  # tokens that a head of its own proposes; None: the target's head; speculators'
 
     @property
     def num_layers(self) -> int:
@@ -137,7 +138,7 @@ class Keys:
 
 def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
     """The config of drafter `name` from the parsed JSON. Raises BadModel naming the key that is wrong."""
-    keys = Keys(values, name)
+    keys = Keys(speculators.as_dflash(values, name), name)
     _check_architecture(keys)
     num_layers, num_heads, hidden = (
         keys.whole(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
@@ -162,6 +163,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         tau=keys.real("tau") if keys.get("tau") is not None else None,
         target_mark=keys.reals(mark.KEY),
         markov_rank=keys.whole("markov_rank", 0, least=0),
+        draft_vocab=keys.whole("draft_vocab_size") if keys.get("draft_vocab_size") is not None else None,
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")

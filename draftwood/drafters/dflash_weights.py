@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from draftwood.decoder import Layer, heads_norm, norm
 from draftwood.drafters.checkpoint import Taker
 from draftwood.drafters.dflash_config import DFlashConfig
+from draftwood.drafters.speculators import own_tokens
 from draftwood.errors import BadModel
 from draftwood.packing import linear
 from draftwood.rotary import rotate
@@ -17,6 +18,7 @@ from draftwood.rotary import rotate
 SHARED = (
     "embed_tokens.weight",
     "lm_head.weight",
+    "t2d",
 )  # some exports repeat the target's own; the target's are used
 DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
 
@@ -31,6 +33,14 @@ class Weights:
     context_k_norm: Tensor | None  # [layers, G, D]
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnHead:
+    """A head that the drafter does not share with its target."""
+
+    weight: Tensor  # [K, hidden]
+    tokens: list[int]  # [K] the target's ids of its rows, rising
 
 
 def context_kv(config: DFlashConfig, weights: Weights, taps: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,6 +83,23 @@ def build_weights(
     )
     take.nothing_left(but=SHARED)
     return weights
+
+
+def take_head(tensors: dict[str, Tensor], config: DFlashConfig, name: str) -> OwnHead | None:
+    """The head of a drafter that says which tokens it proposes (`d2t`); None: it has the target's. Consumes both."""
+    size = config.draft_vocab or config.vocab_size
+    ids = own_tokens(tensors, size, config.vocab_size, name)
+    if ids is None:
+        return None
+    del tensors["d2t"]
+    head, order = tensors.pop("lm_head.weight", None), ids.argsort()
+    if head is None or head.shape != (size, config.hidden_size):
+        found = "none" if head is None else f"one of {list(head.shape)}"
+        raise BadModel(
+            f"The drafter {name} has a d2t of {size} tokens, but instead of an lm_head.weight of "
+            f"{[size, config.hidden_size]} {found}; fetch it again."
+        )
+    return OwnHead(head[order], ids[order].tolist())
 
 
 def _attention_parts(config: DFlashConfig) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwood.drafters import mark
+from draftwood.drafters import mark, speculators
 from draftwood.drafters.checkpoint import Taker, checkpoint_folder, read_json, read_tensors, weight_files
 from draftwood.drafters.dflash_config import Keys, read_rope
 from draftwood.errors import BadModel
@@ -22,7 +22,6 @@ from draftwood.target import Target
 
 FORM = "EAGLE-3's format"
 LAYER = ("midlayer.", "layers.0.")  # its prefix: the authors' and SpecForge's, speculators'
-LAYER_CONFIG = "transformer_layer_config"
 TAPS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
 UNKNOWN = ("attention_bias", "norm_before_fc", "norm_output", "fc_norm")
@@ -78,7 +77,7 @@ def weight_bytes(name: str, itemsize: int) -> int:
 
 def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3Config:
     """Raises BadModel naming the key that is wrong, or what does not fit."""
-    values = _flat(values)
+    values = speculators.flat(values, name)
     keys = Keys(values, name, FORM)
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     read = keys.whole("target_hidden_size", hidden)
@@ -114,12 +113,6 @@ def parse_config(values: Mapping[str, Any], name: str, target: Target) -> Eagle3
     )
 
 
-def _flat(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config on one level: speculators puts the sizes of the layer into a config of their own."""
-    layer = values.get(LAYER_CONFIG)
-    return {**layer, **{k: v for k, v in values.items() if v is not None}} if isinstance(layer, dict) else values
-
-
 def _tap_layers(keys: Keys, depth: int) -> tuple[int, ...]:
     """The layers that the checkpoint names; else the authors': what enters layers 2, L / 2 and L - 3.
 
@@ -145,7 +138,7 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
     widths = {"q": config.num_heads * config.head_dim} | dict.fromkeys("kv", config.num_kv_heads * config.head_dim)
     qkv = [take(f"{layer}self_attn.{part}_proj.weight", width, 2 * h) for part, width in widths.items()]
     head = linear(take("lm_head.weight", config.draft_vocab, h)) if take.has("lm_head.weight") else None
-    ids = _ids(tensors, config, name, target)
+    ids = speculators.own_tokens(tensors, config.draft_vocab, target.vocab_size, name)
     if ids is not None and head is None:
         raise BadModel(f"The drafter {name} has a d2t, but no lm_head.weight that names its tokens; fetch it again.")
     embedding = take("embed_tokens.weight", target.vocab_size, h) if take.has("embed_tokens.weight") else None
@@ -165,7 +158,7 @@ def build_weights(tensors: dict[str, Tensor], config: Eagle3Config, name: str, t
         down=linear(take(f"{layer}mlp.down_proj.weight", h, inner)),
         norm=take("norm.weight", h),
         head=head,
-        ids=ids,
+        ids=None if ids is None else ids.to(target.device),
         embedding=None if embedding is None or _targets(embedding, target) else embedding,
     )
     take.nothing_left(but=("d2t", "t2d"))
@@ -178,15 +171,3 @@ def _targets(embedding: Tensor, target: Target) -> bool:
         return False
     parts = torch.arange(len(embedding), device=embedding.device).split(ROWS)
     return all(torch.equal(embedding[part], target.embed(part)) for part in parts)
-
-
-def _ids(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str, target: Target) -> Tensor | None:
-    """The target's token id of each of the drafter's tokens, in order."""
-    if "d2t" not in tensors:
-        if config.draft_vocab != target.vocab_size:
-            raise BadModel(f"The drafter {name} proposes {config.draft_vocab} tokens, but has no d2t to say which.")
-        return None
-    ids = torch.arange(config.draft_vocab) + tensors["d2t"].long()
-    if len(ids) != config.draft_vocab or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
-        raise BadModel(f"The drafter {name} has a d2t that leads out of the target's {target.vocab_size} tokens.")
-    return ids.to(target.device)
