@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from draftwood.memory import Need, require
 from draftwood.packing import PackedLinear
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Transformers:
         target = llm.target
         if not any(isinstance(module, PackedLinear) for module in target.model.modules()):
             return cls(llm)
+        need = Need(target=target.weight_bytes)
+        require(need, target.device, "The copy of the target that transformers runs", "compare on a larger machine")
         name = str(Path(target.name).expanduser()) if target.name.startswith("~") else target.name
         copy: Any = type(target.model).from_pretrained(name, dtype=target.dtype)
         return cls(llm, copy.to(target.device).eval())

@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftwood import memory
 from draftwood.bench.baseline import Transformers
+from draftwood.errors import BadInput
 from draftwood.packing import PackedLinear, pack_linears
 
 
@@ -28,6 +30,7 @@ class TinyLLM:
             dtype=self.model.dtype,
             model=self.model,
             plain_transformers=lambda: nullcontext(self.model),
+            weight_bytes=1000,
         )
         self.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
         self.stop_ids: frozenset[int] = frozenset()
@@ -74,3 +77,14 @@ def test_packed_weights_are_not_what_users_have(tmp_path) -> None:
     outside = Transformers.beside(llm)
     assert outside.copy is not None and outside.generate("x", 6).token_ids == expected
     assert not any(isinstance(module, PackedLinear) for module in outside.copy.modules())
+
+
+def test_a_copy_that_does_not_fit_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = TinyLLM()
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10)
+    assert Transformers.beside(llm).copy is None, "the target's own model is lent"  # type: ignore[arg-type]
+    pack_linears(llm.model)
+    if not any(isinstance(module, PackedLinear) for module in llm.model.modules()):
+        pytest.skip("this processor packs nothing")
+    with pytest.raises(BadInput, match=r"copy of the target .* needs .* 10 bytes are free on cpu"):
+        Transformers.beside(llm)  # type: ignore[arg-type]
