@@ -136,17 +136,9 @@ def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> 
 
 def differs(field: str, one: DFlashConfig, other: DFlashConfig) -> bool:
     """Whether the config of a checkpoint and another one differ in what shapes the weights or their meaning."""
+    constants = ("max_positions", "num_target_layers", "norm_eps", "block_size", "tau", "target_mark")
     # What a layer sees is no weight's shape: to look ahead, or less far back, is soon learned. A head is the target's.
-    free = [
-        "max_positions",
-        "num_target_layers",
-        "norm_eps",
-        "block_size",
-        "tau",
-        "target_mark",
-        "sights",
-        "draft_vocab",
-    ]
+    free = (*constants, "sights", "draft_vocab")
     if field == "markov_rank" and not one.markov_rank:
         return False  # a Markov head that is not there yet begins by changing nothing
     return field not in free and getattr(one, field) != getattr(other, field)
