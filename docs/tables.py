@@ -37,21 +37,24 @@ def simulation(folder: str) -> dict[str, Any]:
 
 
 def error(found: Mapping[str, Any]) -> str:
-    """What was simulated beside what was measured, in tokens per second and against plain decoding."""
+    """What was simulated beside what was measured, in tokens per second and against plain decoding; last, how far it is
+    off without the policy's own rounds, for results that tell."""
     plain = next(cell["measured"] for cell in found["cells"] if cell["policy"] == PLAIN)
-    rows = []
+    told_apart, rows = "error_foretold" in found["cells"][0], []
     for kind, told in (("learned", found["cells"]), ("roofline", found["loads"])):
         for one in told:
             rate, faster = one["tokens_per_s"], one["measured"] / plain
+            left = [signed(1 + one["error_foretold"]) if "error_foretold" in one else "–"] if told_apart else []
             rows.append(
                 (
                     kind, f"`{one['policy']}`", f"{one['measured']:.1f}", f"{rate:.1f}", signed(rate / one["measured"]),
-                    f"{faster:.2f}", f"{one['speedup']:.2f}", signed(one["speedup"] / faster),
+                    f"{faster:.2f}", f"{one['speedup']:.2f}", signed(one["speedup"] / faster), *left,
                 )
             )  # fmt: skip
     head = (
         "prices", "policy", "measured tokens/s", "simulated tokens/s", "error",
         "measured × plain", "simulated × plain", "error",
+        *(["error without its rounds"] if told_apart else []),
     )  # fmt: skip
     return table(head, rows)
 

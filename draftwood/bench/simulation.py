@@ -248,7 +248,7 @@ def write(found: Simulation, out: Path) -> str:
 def show(found: Simulation, console: Console) -> None:
     for name in dict.fromkeys(c.hardware for c in found.cells):
         cells = [c for c in found.cells if c.hardware == name]
-        columns = ("tokens/s", "× plain", "τ", "width", "drafted", "measured", "error", "error without its rounds")
+        columns = ("tokens/s", "× plain", "τ", "width", "drafted", "measured", "error", "left out")
         table = new_table(f"Simulated on {name}", "policy", columns)
         for c in cells:
             table.add_row(
@@ -263,6 +263,8 @@ def show(found: Simulation, console: Console) -> None:
                 percent(c.error_foretold),
             )
         console.print(table)
+    if any(c.foretold == c.foretold for c in found.cells):
+        console.print("left out: the error if the policy's own rounds are left out, as for one that never ran")
     for name in dict.fromkeys(load.hardware for load in found.loads):
         console.print(load_table(name, [load for load in found.loads if load.hardware == name]))
     for c in found.cells:
