@@ -9,7 +9,7 @@ the one that plain decoding writes with the same seed, whatever the tree. A tree
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from draftwood.tree import Tree
@@ -42,8 +42,9 @@ class Verdict:
         return [*self.accepted, self.bonus]
 
 
-def accept(tree: Tree, draw: Draw) -> Verdict:
-    """Walk from the root while the target's own token is a child."""
+def accept(tree: Tree, draw: Draw, ends: Container[int] = ()) -> Verdict:
+    """Walk from the root while the target's own token is a child and not among `ends`, behind which nothing is drawn: a
+    rule may have no answer there."""
     child = {
         (parent, token): node
         for node, (parent, token) in enumerate(zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True), 1)
@@ -54,7 +55,7 @@ def accept(tree: Tree, draw: Draw) -> Verdict:
     while True:
         token = draw(node, accepted)
         found = child.get((node, token))
-        if found is None:
+        if found is None or token in ends:
             return Verdict(path, accepted, token)
         node = found
         path.append(node)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation import (
+    EosTokenCriteria,
     GenerateDecoderOnlyOutput,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -41,6 +42,7 @@ WARPERS = {  # the parameter that each of them has, in the order in which they a
 }
 HARMLESS = ("attention_mask", "position_ids", "cache_position", "token_type_ids", "logits_to_keep")
 COPIES = ("num_beams", "num_return_sequences")  # settings that make a batch of one text
+MODES = ("penalty_alpha", "dola_layers")  # of settings, those that choose another kind of decoding
 NOT_GIVEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -95,8 +97,11 @@ class CustomGenerate:
         prompt = ids[0].tolist()
         room = engine.target.context_limit - len(prompt)
         limit = getattr(criteria, "max_length", None)
+        ends = frozenset(
+            token for one in criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id.tolist()
+        )
         new_tokens = min(room, limit - len(prompt)) if limit else room
-        for step in engine.run(prompt, new_tokens, sampling, rule=rule, heat=heat):
+        for step in engine.run(prompt, new_tokens, sampling, ends, rule, heat=heat):
             for token in step.tokens:
                 fresh = torch.tensor([[token]], device=ids.device)
                 ids = torch.cat([ids, fresh], dim=1)
@@ -130,6 +135,9 @@ def check_inputs(config: Any, more: Mapping[str, Any]) -> None:
     unused = [name for name, value in more.items() if isinstance(value, Tensor) and name not in HARMLESS]
     if unused:
         raise BadInput(f"draftwood reads only input_ids, not {', '.join(unused)}; for these, use generate without it.")
+    modes = [name for name in MODES if getattr(config, name, None)]
+    if modes:
+        raise BadInput(f"draftwood samples or takes the likeliest token; leave out {', '.join(modes)}.")
     wanted = [name for name in NOT_GIVEN if getattr(config, name, None)]
     if wanted:
         raise BadInput(f"draftwood returns only the text; leave out {', '.join(wanted)}.")
@@ -152,9 +160,10 @@ def _own_parameters(processor: Any) -> dict[str, float] | None:
     for one in processor:
         name = next((name for kind, name in left if type(one) is kind), None)
         kept, filled = getattr(one, "min_tokens_to_keep", 1), getattr(one, "filter_value", -torch.inf)
-        if name is None or kept != 1 or filled != -torch.inf:
+        value = name and getattr(one, name)
+        if not (name and value) or kept != 1 or filled != -torch.inf:  # transformers takes a top-p of 0 for greedy
             return None
-        found[name] = getattr(one, name)
+        found[name] = value
     return found
 
 

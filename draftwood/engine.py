@@ -113,7 +113,7 @@ class Engine:
         """Go on from what `experience` gave. Raises BadInput, changing nothing, if it is anything else."""
         try:
             found = {(str(policy), float(kind)): AcceptanceModel.of_json(row) for policy, kind, row in experience}
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             raise BadInput("This is not what this version keeps of acceptance; it will be learned anew.") from None
         self._acceptance |= found
 
@@ -143,18 +143,23 @@ class Engine:
 
         Stops after `max_new_tokens`, or with the first token of `stop_ids` (which is emitted). If a `rule` applies a
         temperature itself, `heat` may name that temperature, so that drafts can foresee draws. Closing the iterator at
-        any time is harmless.
+        any time is harmless. Several threads may run answers at once: their rounds take turns.
         """
-        request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy, heat)
-        batch = self.batch_of_one(request.policy, rule)
+        with self.target.lock:
+            request = self.request(prompt, max_new_tokens, sampling, stop_ids, rule, policy, heat)
+            batch = self.batch_of_one(request.policy, rule)
         try:
-            batch.join(request)
+            with self.target.lock:
+                batch.join(request)
             while not request.finished:
-                self.tap()
-                yield from batch.round().values()
+                with self.target.lock:
+                    self.tap()
+                    steps = batch.round()
+                yield from steps.values()
         finally:
-            batch.close()
-            self.remember()
+            with self.target.lock:
+                batch.close()
+                self.remember()
 
     def batch(self, keep: Keep = lambda request, prefix: None) -> Batch:
         """Rounds on the host for any number of requests, which may join at any time.

@@ -22,7 +22,6 @@ from draftwood.memory import require_request
 from draftwood.native.candidates import Rows
 from draftwood.plan import Verified
 from draftwood.request import Part, Request
-from draftwood.sampling import Sampler
 from draftwood.target import Target
 from draftwood.tree import Tree
 
@@ -167,7 +166,7 @@ def _judge(part: Part, logits: Tensor, rows: Rows | None) -> Verdict | None:
     if part.known and not part.ends_prompt:
         return None
     top = part.request.likelihoods
-    verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request.sampler, logits, rows)
+    verdict = _accepted(part.tree[:0] if part.known else part.tree, part.request, logits, rows)
     visited = [0, *verdict.path]
     sure = _confidence(logits, rows, visited) if _heeds(part) else None
     told = None if top is None else likelihoods(logits[visited], verdict.tokens, top)
@@ -180,10 +179,11 @@ def _heeds(part: Part) -> bool:
     return request.policy.calibrated and not part.known and len(request.sampler.tokens) % 4 == 0
 
 
-def _accepted(tree: Tree, sampler: Sampler, logits: Tensor, rows: Rows | None) -> Verdict:
+def _accepted(tree: Tree, request: Request, logits: Tensor, rows: Rows | None) -> Verdict:
     """Walk the tree, drawing the target's token only at nodes that are visited: few are, in a wide tree."""
+    sampler = request.sampler
     if sampler.shaped or rows is None:
-        return accept(tree, lambda node, path: sampler.draw(logits[node], path))
+        return accept(tree, lambda node, path: sampler.draw(logits[node], path), request.stop_ids)
     # No node is deeper than there are nodes.
     return rows.walk(tree, sampler.sampling, None if sampler.plain else sampler.keys(0, len(tree.tokens)))
 

@@ -7,6 +7,7 @@ comparing a small tree with the model's plain forward.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -73,6 +74,8 @@ class Target:
         """
         self.model = model.eval()
         self.name = name
+        # Held by a thread that runs a round, since threads may share buffers here and what engines learn.
+        self.lock = threading.RLock()
         self.config = model.config.get_text_config()
         refuse_unrewindable(self.config, name, getattr(model, "_is_stateful", False))
         if len({parameter.device for parameter in model.parameters()}) > 1:

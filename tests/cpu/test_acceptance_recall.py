@@ -8,7 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftwood import registry
 from draftwood.acceptance import KINDS, RECALLED, TRIALS, AcceptanceModel
+from draftwood.engine import Engine
+from draftwood.errors import BadInput
+from draftwood.latency import LatencyModel, Machine
+from draftwood.target import Target
 from tests.acceptance_cases import TRUTHS, a_round, a_tree, chain, sure, train
 
 
@@ -83,3 +88,13 @@ def test_damaged_experience_is_an_error(key: str, value: object) -> None:
     assert data is not None
     with pytest.raises((KeyError, TypeError, ValueError)):
         AcceptanceModel.of_json(data | {key: value})
+
+
+@pytest.mark.parametrize("damage", [{"depth": float("inf")}, {"paths": [float("inf")]}, {"weights": None}])
+def test_an_engine_begins_anew_instead_of_going_on_from_it(target: Target, damage: dict[str, object]) -> None:
+    data = experienced(20).to_json()
+    assert data is not None
+    made = Engine(target, None, registry.policy("bastion"), LatencyModel(Machine("m", 1e12, 1e10, 1e-6), target.work))
+    with pytest.raises(BadInput, match="learned anew"):
+        made.recall([["bastion", 0.0, data | damage]])
+    assert made.experience() == []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
+import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import ClassVar
 
@@ -243,6 +246,44 @@ def test_every_round_is_learned_from_before_the_last_request_is_gone() -> None:
     for tokens in (2, 6, 9):
         rounds += len(list(served.run(PROMPT, tokens))) - 1  # the first token ends the prompt
         assert served.latency._learned.plain_host.seen == rounds
+
+
+def test_answers_of_several_threads_take_turns_and_are_as_they_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    made, inside, verify = engine(target, Noisy("noisy")), threading.Lock(), Target.verify
+
+    def alone(self: Target, *args: object) -> object:
+        assert inside.acquire(blocking=False), "another thread's round is under way"
+        try:
+            time.sleep(1e-4)  # lets go of the interpreter
+            return verify(self, *args)  # type: ignore[arg-type]
+        finally:
+            inside.release()
+
+    def answer(seed: int) -> list[int]:
+        return [token for step in made.run([seed, *PROMPT], 40, Sampling(0.5, seed=seed)) for token in step.tokens]
+
+    expected = [answer(seed) for seed in range(6)]
+    monkeypatch.setattr(Target, "verify", alone)
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(answer, range(6))) == expected
+
+
+@pytest.mark.parametrize("policy", ["ddtree:8", "autoregressive"])
+def test_no_rule_is_asked_behind_the_end_of_a_text(target: Target, policy: str) -> None:
+    """It may have no answer there."""
+    text, asked = [11, 12, 13, 2, 7, 8], list[list[int]]()
+
+    def rule(tokens: list[int], scores: torch.Tensor) -> torch.Tensor:
+        asked.append(tokens[len(PROMPT) :])
+        only = torch.full_like(scores, -torch.inf)
+        only[text[len(asked[-1])]] = 0.0
+        return only
+
+    drafter = Truthful("truthful", truth=[*PROMPT, *text], slip=99)
+    steps = list(engine(target, drafter, policy).run(PROMPT, 20, stop_ids=frozenset({2}), rule=rule))
+    assert [token for step in steps for token in step.tokens] == text[:4]
+    assert all(2 not in tokens for tokens in asked)
 
 
 def test_the_last_round_keeps_nothing_of_who_has_left(target: Target) -> None:

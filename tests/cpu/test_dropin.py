@@ -101,6 +101,7 @@ def test_the_usual_processors_are_parameters_of_the_same_distribution(warpers: l
         ([TopPLogitsWarper(0.9, min_tokens_to_keep=3)], True),
         ([TopKLogitsWarper(9, filter_value=-100.0)], True),
         ([TypicalLogitsWarper(0.9)], True),
+        ([TopPLogitsWarper(0.0)], True),  # which keeps one token, and is no top-p of ours
         ([TopKLogitsWarper(9)], False),
     ],
 )
@@ -176,6 +177,8 @@ def test_processors_may_write_into_the_scores() -> None:
     [
         (dict(attention_mask=(torch.arange(IDS.shape[1]) > 2)[None].long()), "padding"),
         (dict(output_scores=True, return_dict_in_generate=True), "output_scores"),
+        (dict(penalty_alpha=0.6, top_k=4), "samples or takes the likeliest token; leave out penalty_alpha"),
+        (dict(dola_layers="low"), "leave out dola_layers"),
     ],
 )
 def test_what_is_not_used_is_refused(model, more: dict, says: str) -> None:
@@ -184,6 +187,21 @@ def test_what_is_not_used_is_refused(model, more: dict, says: str) -> None:
     assert model.generate(IDS, **whole, custom_generate=generate).shape[1] == IDS.shape[1] + 3
     with pytest.raises(BadInput, match=says):
         model.generate(IDS, **{**whole, **more}, custom_generate=generate)
+
+
+def test_no_processor_is_asked_behind_the_end_of_the_text() -> None:
+    """Of `prefix_allowed_tokens_fn` that often fails: what is allowed there is nothing."""
+    model, text = tiny_model("llama", dtype=torch.float32, eos_token_id=2, pad_token_id=2), [11, 12, 13, 14, 15, 2]
+    prompt = torch.tensor([[5, 6, *text, 7, 8, *text, 9, 9]])  # so that the end is drafted, too
+
+    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
+        return text[len(ids) - prompt.shape[1] :][:1]
+
+    asked = dict(inputs=prompt, max_new_tokens=20, do_sample=False, prefix_allowed_tokens_fn=allowed)
+    generate = draftwood.custom_generate("ngram", "ddtree:16")
+    assert model.generate(**asked)[0, prompt.shape[1] :].tolist() == text
+    for _ in range(3):
+        assert model.generate(**asked, custom_generate=generate)[0, prompt.shape[1] :].tolist() == text
 
 
 @pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
