@@ -201,8 +201,10 @@ class Stream:
 
 
 class LLM:
-    """A target, a drafter and a policy, ready to write. Threads may share it: the rounds of their answers take turns. For
-    many answers at once, `draftwood serve` and `draftwood batch` run rounds of all of them together."""
+    """A target, a drafter and a policy, ready to write. Threads may share it: the rounds of their answers take turns.
+
+    For many answers at once, `draftwood serve` and `draftwood batch` run rounds of all of them together.
+    """
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         self.engine, self.tokenizer = engine, tokenizer
