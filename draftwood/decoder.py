@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood.convolution import Convolution
 from draftwood.rotary import rotate
 
 # Rotated queries [N, H, D], rotated keys [N, G, D] and values [N, G, D] of N tokens -> attention's output [N, H * D]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Part = Callable[[Tensor], Tensor]  # of a layer: normed inputs [N, hidden] -> what is added to the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,28 @@ class Layer:
     post_norm: Tensor  # [hidden]
     gate_up: nn.Module  # hidden -> 2 I
     down: nn.Module  # I -> hidden
+    convolutions: tuple[Convolution, Convolution] | None = None  # around attention and MLP, of DFlash 2's drafters
 
-    def run(self, x: Tensor, cos: Tensor, sin: Tensor, shape: Shape, attend: Attend) -> Tensor:
-        """The layer's output `[N, hidden]` for `x` `[N, hidden]` at the positions of `cos` and `sin` `[N, 1, D]`."""
-        q, k, v = self._project(norm(x, self.input_norm, shape.norm_eps), cos, sin, shape)
-        x = x + self.output(attend(q, k, v))
-        gate, up = self.gate_up(norm(x, self.post_norm, shape.norm_eps)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, shape: Shape, attend: Attend, size: int = 0) -> Tensor:
+        """The layer's output `[N, hidden]` for `x` `[N, hidden]` at the positions of `cos` and `sin` `[N, 1, D]`.
+
+        Convolutions mix tokens of blocks of `size`; 0: all are one block.
+        """
+
+        def attention(y: Tensor) -> Tensor:
+            return self.output(attend(*self._project(y, cos, sin, shape)))
+
+        parts: list[Part] = [attention, self._mlp]
+        if self.convolutions is not None:
+            whole = size or len(x)
+            parts = [partial(c.around, part, size=whole) for c, part in zip(self.convolutions, parts, strict=True)]
+        for part, weight in zip(parts, (self.input_norm, self.post_norm), strict=True):
+            x = x + part(norm(x, weight, shape.norm_eps))
+        return x
+
+    def _mlp(self, y: Tensor) -> Tensor:
+        gate, up = self.gate_up(y).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
 
     def _project(self, x: Tensor, cos: Tensor, sin: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
         rotated = shape.heads + shape.kv_heads

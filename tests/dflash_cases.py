@@ -53,6 +53,15 @@ FORMS: dict[str, dict[str, object]] = {
     },
     "scaled embedding": {"input_embedding_scale": 3.0},
 }  # fmt: skip
+SIZES = {
+    "mask_token_id": MASK, "target_layer_ids": [1, 3, 4], "conv_kernel_size": 2, "conv_group_size": 6,
+    "selector_rank": 5, "selector_top_k": 4,
+}  # fmt: skip
+SECOND = {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SIZES}  # DFlash 2
+SECOND_FORMS: dict[str, dict[str, object]] = {
+    "as published": {**SLIDING, **SECOND},
+    "three taps, causal": {**SECOND, "is_causal": True, "dflash_config": {**SIZES, "conv_kernel_size": 3}},
+}
 
 
 @dataclass
@@ -107,6 +116,14 @@ def make_tensors(config: dict, qk_norm: bool = True) -> dict[str, Tensor]:
             shapes |= {f"{attention}{n}_norm.weight": (fields.head_dim,) for n in "qk"}
         shapes |= {f"{mlp}{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
         shapes[f"{mlp}down_proj.weight"] = (hidden, inner)
+        for part in ("attention_conv", "mlp_conv") if fields.taps else ():
+            shapes[f"layers.{i}.{part}.base_kernel"] = (2, fields.taps, hidden)
+            shapes[f"layers.{i}.{part}.kernel_projection.weight"] = (2 * fields.taps * fields.groups, hidden)
+    if fields.selector_rank:
+        shapes |= {
+            f"candidate_selector.{n}_codebook": (VOCAB, fields.selector_rank) for n in ("predecessor", "successor")
+        }
+        shapes["candidate_selector.hidden_projection.weight"] = (fields.selector_rank, hidden)
     numbers = torch.Generator().manual_seed(0)
     return {
         name: torch.randn(shape, generator=numbers, dtype=torch.float64) * 0.4 + float("norm" in name)

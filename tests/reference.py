@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
 VOCAB = 97
+CODEBOOKS = ("predecessor", "successor")  # of DFlash 2's selector
 SHAPE = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=None, pad_token_id=None,
@@ -342,10 +344,11 @@ def tiny_dflash(
     rank: int = 0,
     causal: bool = False,
     block_size: int = 8,
+    second: bool = False,
 ) -> DFlashDrafter:
     """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
     with tempfile.TemporaryDirectory() as folder:
-        dflash_files(target, Path(folder), seed, taps, rank, causal, block_size)
+        dflash_files(target, Path(folder), seed, taps, rank, causal, block_size, second)
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
@@ -359,8 +362,9 @@ def dflash_files(
     rank: int = 0,
     causal: bool = False,
     block_size: int = 8,
+    second: bool = False,
 ) -> None:
-    """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none."""
+    """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none. The `second` is DFlash 2's."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
     torch.manual_seed(seed)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
@@ -376,10 +380,17 @@ def dflash_files(
             }.items()
         }  # fmt: skip
     weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
+    for i, part in itertools.product(range(layers), ("attention_conv", "mlp_conv") if second else ()):
+        weights[f"layers.{i}.{part}.base_kernel"] = torch.tensor([1.0, 0.0])[:, None] + torch.randn(2, 2, hidden) * 0.2
+        weights[f"layers.{i}.{part}.kernel_projection.weight"] = torch.randn(2 * 2 * 4, hidden) * 0.1
+    if second:
+        weights |= {f"candidate_selector.{n}_codebook": torch.randn(target.vocab_size, 4) for n in CODEBOOKS}
+        weights["candidate_selector.hidden_projection.weight"] = torch.randn(4, hidden) * 0.3
     config = dict(
-        architectures=["DFlashDraftModel"], model_type="qwen3", block_size=block_size,
-        num_target_layers=target.num_layers,
-        dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps), markov_rank=rank),
+        architectures=["DFlash2DraftModel" if second else "DFlashDraftModel"], model_type="qwen3",
+        block_size=block_size, num_target_layers=target.num_layers,
+        dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps), markov_rank=rank)
+        | (dict(conv_kernel_size=2, conv_group_size=hidden // 4, selector_rank=4, selector_top_k=6) if second else {}),
         hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,

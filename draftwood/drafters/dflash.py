@@ -22,7 +22,7 @@ from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_con
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, take_head
-from draftwood.drafters.markov import CANDIDATES, Markov, candidates_of, draft_of, propose, read_pairs
+from draftwood.drafters.markov import Follower, Markov, candidates_of, draft_of, propose, read_pairs
 from draftwood.errors import BadInput, BadModel, first_line
 from draftwood.latency import Work
 from draftwood.native.block import Behind, Blocks
@@ -117,9 +117,9 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
             head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
         self._ends = Ends(target.embedding, config.embedding_scale, rotary, weights.norm, head)
         self._layers = block_layers(config, weights, self._ends)
-        self._markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
-        tables = self._markov.tables if self._markov else None
-        self._whole = None if target.finishes else self._layers.whole(self._ids, tables)
+        markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
+        self._follower: Follower | None = markov or weights.selector
+        self._whole = None if target.finishes else self._layers.whole(self._ids, markov.tables if markov else None)
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -189,7 +189,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         behind = Behind(state.pending, state.waiting, state.projected, state.kv.shape[3], state.addresses)
         depth = min(self.max_depth, request.depth or self.max_depth)
         masks = depth if config.causal else config.block_size - 1
-        k = candidates_of(request.width, self._head_size, self._markov is not None)
+        k = candidates_of(request.width, self._head_size, self._follower)
         ahead = request.ahead(depth) if request.ahead else None
         draft = whole.draft(behind, [request.root, *[config.mask_token_id] * masks], depth, k, ahead)
         state.projected, state.waiting = len(state), 0
@@ -202,21 +202,25 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         Blocks of one request share its context. `gap` is the number of drafted tokens between context and root: they
         have no features, so that positions count them but no token sees them.
         """
-        logits = self._block_logits(blocks, gap)
-        each = logits.split(len(logits) // len(blocks)) if len(blocks) > 1 else [logits]  # a single block needs no view
+        logits, hidden = self._run(blocks, gap)
+        depth = len(logits) // len(blocks)
+        each = logits.split(depth) if len(blocks) > 1 else [logits]  # a single block needs no view
+        states = [None] * len(blocks) if hidden is None else hidden.split(depth)
         return [
             draft_of(
                 rows[len(seen) :] if seen else rows,
                 request.width,
                 self._ids,
-                self._markov,
+                self._follower,
                 request.ahead(len(rows)) if request.ahead and not (seen or gap) else None,
+                None if state is None else state[len(seen) :],
+                None if state is None else torch.tensor([*seen[-1:], request.root][:1], device=state.device),
             )
-            for rows, (request, seen) in zip(each, blocks, strict=True)
+            for rows, state, (request, seen) in zip(each, states, blocks, strict=True)
         ]
 
-    def _block_logits(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> Tensor:
-        """`[R * depth, V]`"""
+    def _run(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> tuple[Tensor, Tensor | None]:
+        """Logits `[R * depth, V]`, and the states `[R * depth, hidden]` that gave them if a selector reads these."""
         states = [request.state for request, _ in blocks]
         for state in states:
             self._project_pending(state)
@@ -225,11 +229,14 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         behind = max(depth, *(len(seen) for _, seen in blocks)) if self.config.causal else self.config.block_size - 1
         masks = [self.config.mask_token_id] * behind
         tokens = [token for request, seen in blocks for token in (request.root, *seen, *masks[len(seen) :])]
-        return self._target.finish(self._layers(tokens, states, gap, depth))
+        if self._weights.selector is None:
+            return self._target.finish(self._layers(tokens, states, gap, depth)), None
+        hidden = self._layers.hidden(tokens, states, gap, depth)
+        return self._target.finish(self._ends.head(hidden)), hidden
 
     def place(self, capacity: int) -> StaticDFlash:
         """One request's state of at most `capacity` tokens in static buffers."""
-        paired = min(CANDIDATES, self._head_size) if self._markov else 0
+        paired = min(self._follower.least, self._head_size) if self._follower else 0
         shared = self.config, self._weights, self._ends.rotary, self._ends.embed, self._candidates
         return StaticDFlash(*shared, self.max_depth, capacity, paired)
 
@@ -245,7 +252,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         config = parse_config(read_json(folder / "config.json"), argument)
         kept = read_draft_tokens(folder, config.vocab_size)
         rows = config.draft_vocab or config.vocab_size if kept is None else len(kept)
-        tables = 2 * config.markov_rank * rows
+        tables = 2 * config.markov_rank * rows + config.selector_rank * (2 * config.vocab_size + config.hidden_size)
         head = 0 if rows == config.vocab_size else rows * config.hidden_size  # a copy of the target's rows, or its own
         return (config.block_parameters() + config.context_parameters() + tables + head) * itemsize
 
@@ -269,9 +276,10 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         """Tokens that may be proposed."""
         return self.config.vocab_size if self._ids is None else len(self._ids)
 
-    def _candidates(self, hidden: Tensor, width: int, ahead: Ahead | None) -> Candidates:
-        logits = self._target.finish(self._ends.head(norm(hidden, self._weights.norm, self.config.norm_eps)))
-        return propose(logits, width, self._ids, self._markov, ahead)
+    def _candidates(self, hidden: Tensor, root: Tensor, width: int, ahead: Ahead | None) -> Candidates:
+        hidden = norm(hidden, self._weights.norm, self.config.norm_eps)
+        logits = self._target.finish(self._ends.head(hidden))
+        return propose(logits, width, self._ids, self._follower, ahead, hidden, root)
 
     def _project_pending(self, state: DFlashState) -> None:
         if state.waiting:

@@ -18,11 +18,10 @@ from draftwood.rotary import STATIC
 if TYPE_CHECKING:
     from draftwood.target import Target
 
-ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ADVICE = "Name a DFlash drafter made for your target, or 'ngram'."
 OTHERS = {  # what an architecture's name says of a checkpoint, the first that fits
-    "DFlash2": "DFlash 2 adds convolutions and a candidate selector, which draftwood does not run yet.",
     "Eagle3": "If it is an EAGLE-3 drafter of your target, name it eagle3:{}.",
     "ForCausalLM": "If it is a smaller model with your target's tokenizer, name it draft-model:{}.",
 }
@@ -52,6 +51,10 @@ class DFlashConfig:
     target_mark: tuple[float, ...] | None = None  # identifies the target it was made for (mark.py); draftwood's, too
     markov_rank: int = 0  # rank of the Markov head (markov.py), 0: none; draftwood's, too
     draft_vocab: int | None = None  # tokens that a head of its own proposes; None: the target's head; speculators'
+    taps: int = 0  # tokens that each convolution of DFlash 2 mixes (convolution.py); 0: it has none
+    groups: int = 0  # of channels that share a dynamic kernel there
+    selector_rank: int = 0  # of DFlash 2's candidate selector (selector.py), 0: none
+    selector_top_k: int = 0  # candidates that it was trained to choose among
 
     @property
     def num_layers(self) -> int:
@@ -80,7 +83,8 @@ class DFlashConfig:
     def block_parameters(self) -> int:
         """Weights that every block token is multiplied with, the target's head not counted."""
         attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
+        kernels = 2 * 2 * self.taps * self.groups  # in front of attention and MLP, and behind
+        return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size + kernels)
 
     def context_parameters(self) -> int:
         """Weights that every new context feature is multiplied with."""
@@ -139,7 +143,7 @@ class Keys:
 def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
     """The config of drafter `name` from the parsed JSON. Raises BadModel naming the key that is wrong."""
     keys = Keys(speculators.as_dflash(values, name), name)
-    _check_architecture(keys)
+    second = _check_architecture(keys) == ARCHITECTURES[1]
     num_layers, num_heads, hidden = (
         keys.whole(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
@@ -164,11 +168,17 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         target_mark=keys.reals(mark.KEY),
         markov_rank=keys.whole("markov_rank", 0, least=0),
         draft_vocab=keys.whole("draft_vocab_size") if keys.get("draft_vocab_size") is not None else None,
+        taps=keys.whole("conv_kernel_size") if second else 0,
+        groups=hidden // keys.whole("conv_group_size") if second else 0,
+        selector_rank=keys.whole("selector_rank") if second else 0,
+        selector_top_k=keys.whole("selector_top_k") if second else 0,
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
     if keys.real("output_multiplier", 1.0) != 1:
         raise keys.wrong("output_multiplier", "1, which is all that draftwood runs")
+    if second and hidden % keys.whole("conv_group_size"):
+        raise keys.wrong("conv_group_size", f"a divisor of hidden_size = {hidden}")
     if config.head_dim % 2:
         raise keys.wrong("head_dim", "an even number")
     return config
@@ -195,16 +205,19 @@ def check_fits(config: DFlashConfig, name: str, target: Target) -> None:
     mark.check_mark(config.target_mark, name, target)
 
 
-def _check_architecture(keys: Keys) -> None:
-    found = keys.get("architectures", [ARCHITECTURE])
-    if not isinstance(found, list) or ARCHITECTURE not in found:
+def _check_architecture(keys: Keys) -> str:
+    """The one of ARCHITECTURES that a config names, or the first."""
+    found = keys.get("architectures", list(ARCHITECTURES[:1]))
+    known = [one for one in ARCHITECTURES if isinstance(found, list) and one in found]
+    if not known:
         listed = ", ".join(map(repr, found)) if isinstance(found, list) else repr(found)
         raise BadModel(
-            f"{keys.name} is a checkpoint of {listed or 'no architecture'}, not of {ARCHITECTURE}. "
+            f"{keys.name} is a checkpoint of {listed or 'no architecture'}, not of {' or '.join(ARCHITECTURES)}. "
             + next((told for part, told in OTHERS.items() if part.lower() in listed.lower()), ADVICE).format(keys.name)
         )
     if keys.get("hidden_act", "silu") != "silu":
         raise keys.wrong("hidden_act", "'silu'")
+    return known[0]
 
 
 def _sights(keys: Keys, num_layers: int) -> tuple[Sight, ...]:

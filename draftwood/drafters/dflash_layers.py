@@ -38,6 +38,10 @@ class BlockLayers(Protocol):
         """
         ...
 
+    def hidden(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        """The normed states `[R * depth, hidden]` that the head turns into these logits."""
+        ...
+
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
         """What drafts for one request in a single call, if the layers can; `ids` and `tables` as for `Blocks`."""
         ...
@@ -52,7 +56,8 @@ def block_layers(config: DFlashConfig, weights: Weights, ends: Ends) -> BlockLay
     plain = TorchLayers(config, weights, ends)
     # The operators apply no window to tokens ahead, so a bidirectional layer's window must hold the whole block.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
-    return NativeLayers(found, weights, plain) if isinstance(found, Native) and near else plain
+    known = near and not config.taps  # nor do they know convolutions
+    return NativeLayers(found, weights, plain) if isinstance(found, Native) and known else plain
 
 
 class NativeLayers:
@@ -84,6 +89,9 @@ class NativeLayers:
         wanted = blocks * size + np.arange(1, 1 + depth)
         rows = torch.from_numpy(wanted.ravel())
         return self._native.run(np.array(tokens), positions.ravel(), _parts(segments, states, gap), wanted=rows).logits
+
+    def hidden(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        return self._plain.hidden(tokens, states, gap, depth)
 
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> Blocks | None:
         return Blocks(self._native, self._fused, ids, tables) if self._native.whole and self._fused else None
@@ -119,6 +127,10 @@ class TorchLayers:
         self._config, self._weights, self._ends = config, weights, ends
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
+        logits: Tensor = self._ends.head(self.hidden(tokens, states, gap, depth))
+        return logits
+
+    def hidden(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
         config, ends, size = self._config, self._ends, len(tokens) // len(states)
         x = ends.embed(torch.tensor(tokens, device=ends.norm.device))
         cos, sin = turns(ends.rotary, states, size, gap)
@@ -128,10 +140,9 @@ class TorchLayers:
             for sight in set(config.sights)
         }
         for i, (layer, sight) in enumerate(zip(self._weights.layers, config.sights, strict=True)):
-            x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]))
+            x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]), size)
         x = norm(x, ends.norm, config.norm_eps).unflatten(0, (len(states), -1))
-        logits: Tensor = ends.head(x[:, 1 : 1 + depth].flatten(0, 1))
-        return logits
+        return x[:, 1 : 1 + depth].flatten(0, 1)
 
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> None:
         return None

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from draftwood.convolution import Convolution
 from draftwood.decoder import Layer, heads_norm, norm
 from draftwood.drafters.checkpoint import Taker
 from draftwood.drafters.dflash_config import DFlashConfig
+from draftwood.drafters.selector import Selector
 from draftwood.drafters.speculators import own_tokens
 from draftwood.errors import BadModel
 from draftwood.packing import linear
@@ -20,7 +22,7 @@ SHARED = (
     "lm_head.weight",
     "t2d",
 )  # some exports repeat the target's own; the target's are used
-DFLASH2 = ("candidate_selector.", "attention_conv.", "mlp_conv.")
+SELECTOR = "candidate_selector."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +35,7 @@ class Weights:
     context_k_norm: Tensor | None  # [layers, G, D]
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden]
+    selector: Selector | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +60,6 @@ def build_weights(
     tensors: dict[str, Tensor], config: DFlashConfig, name: str, device: torch.device, dtype: torch.dtype
 ) -> Weights:
     """Consumes `tensors`. Raises BadModel for missing, misshapen and foreign ones."""
-    _refuse_dflash2(tensors, name)
     take = Taker(tensors, name, "DFlash", device, dtype)
     hidden, layers, keys_values, k_norms = config.hidden_size, [], [], []
     for i in range(config.num_layers):
@@ -80,6 +82,7 @@ def build_weights(
         context_k_norm=torch.stack(norms) if norms else None,
         layers=tuple(layers),
         norm=take("norm.weight", hidden),
+        selector=_selector(take, config) if config.selector_rank else None,
     )
     take.nothing_left(but=SHARED)
     return weights
@@ -126,7 +129,25 @@ def _layer(take: Taker, prefix: str, config: DFlashConfig, qkv: nn.Module, qk_no
         post_norm=take(prefix + "post_attention_layernorm.weight", hidden),
         gate_up=linear(*_fused(take, mlp, {"gate": inner, "up": inner}, hidden, False)),
         down=linear(*_fused(take, mlp, {"down": hidden}, inner, False)),
+        convolutions=(
+            (_convolution(take, prefix + "attention_conv.", config), _convolution(take, prefix + "mlp_conv.", config))
+            if config.taps
+            else None
+        ),
     )
+
+
+def _convolution(take: Taker, prefix: str, config: DFlashConfig) -> Convolution:
+    base = take(prefix + "base_kernel", 2, config.taps, config.hidden_size)
+    kernels = take(prefix + "kernel_projection.weight", 2 * config.taps * config.groups, config.hidden_size)
+    return Convolution(base, linear(kernels))
+
+
+def _selector(take: Taker, config: DFlashConfig) -> Selector:
+    size = config.vocab_size, config.selector_rank
+    before, after = (take(f"{SELECTOR}{which}_codebook", *size) for which in ("predecessor", "successor"))
+    gate = linear(take(f"{SELECTOR}hidden_projection.weight", config.selector_rank, config.hidden_size))
+    return Selector(before, after, gate, config.selector_top_k)
 
 
 def _qk_norm(take: Taker, attention: str, config: DFlashConfig) -> Tensor | None:
@@ -135,12 +156,3 @@ def _qk_norm(take: Taker, attention: str, config: DFlashConfig) -> Tensor | None
         return None
     query, key = (take(f"{attention}{part}_norm.weight", config.head_dim) for part in ("q", "k"))
     return torch.cat([query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)])
-
-
-def _refuse_dflash2(tensors: dict[str, Tensor], name: str) -> None:
-    extra = next((key for key in tensors if any(mark in key for mark in DFLASH2)), None)
-    if extra is not None:
-        raise BadModel(
-            f"The drafter {name} is a DFlash 2 checkpoint (it has {extra}); draftwood runs DFlash, without "
-            "convolutions and candidate selector. Name a DFlash drafter made for your target, or 'ngram'."
-        )

@@ -13,7 +13,7 @@ marginals.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,10 @@ class Markov:
         self._before, self._after = before, after
 
     @property
+    def least(self) -> int:
+        return CANDIDATES
+
+    @property
     def tables(self) -> tuple[Tensor, Tensor]:
         return self._before, self._after
 
@@ -66,10 +70,35 @@ class Markov:
         if compiled.takes(self._before):
             return compiled.pairs(rows, logp, self._before, self._after)
         before, after = self._before[rows[:-1]].float(), self._after[rows[1:]].float()
-        scores = before @ after.mT + logp[1:, None]
-        rest = (1 - logp[1:].exp().sum(-1)).clamp_min(0)[:, None, None]
-        total: Tensor = scores - (scores.exp().sum(-1, keepdim=True) + rest).log()
-        return total
+        return conditional(before @ after.mT, logp[1:, None])
+
+    def follow(
+        self, tokens: Tensor, rows: Tensor, logp: Tensor, hidden: Tensor | None, root: Tensor | None
+    ) -> Candidates:
+        """Candidates `tokens` `[D, K]`, `rows` of the head with marginals `logp`, and their pairs, whatever the
+        drafter's `hidden` states and the `root` are."""
+        return Candidates(tokens, logp, self.pairs(rows, logp))
+
+
+class Follower(Protocol):
+    """Scores of which candidate follows which: `Markov`, or DFlash 2's `Selector`."""
+
+    @property
+    def least(self) -> int:
+        """Candidates of each depth that are scored, even if fewer are asked for."""
+        ...
+
+    def follow(
+        self, tokens: Tensor, rows: Tensor, logp: Tensor, hidden: Tensor | None, root: Tensor | None
+    ) -> Candidates: ...
+
+
+def conditional(scores: Tensor, logp: Tensor) -> Tensor:
+    """Log-probabilities of candidates with marginals `logp` `[..., K]`, moved by `scores` `[..., K]`. Tokens that are
+    no candidates keep their marginal share."""
+    moved, rest = scores + logp, (1 - logp.exp().sum(-1, keepdim=True)).clamp_min(0)
+    total: Tensor = moved - (moved.exp().sum(-1, keepdim=True) + rest).log()
+    return total
 
 
 def read_pairs(folder: Path, name: str, rank: int, hidden: int) -> tuple[Tensor, Tensor]:
@@ -98,25 +127,39 @@ def tables(a: Tensor, b: Tensor, embedded: Tensor, head: Tensor) -> tuple[Tensor
 
 
 def propose(
-    logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None, ahead: Ahead | None = None
+    logits: Tensor,
+    width: int,
+    ids: Tensor | None,
+    follower: Follower | None,
+    ahead: Ahead | None = None,
+    hidden: Tensor | None = None,
+    root: Tensor | None = None,
 ) -> Candidates:
     """The `width` likeliest candidates of logits `[D, V]` over the tokens `ids`, or over all.
 
-    At least `CANDIDATES` of them where pairs are scored. With noise `ahead` those that it favours.
+    Where pairs are scored there may be more (`Follower.least`). With noise `ahead` they are those that it favours. The
+    logits came of the states `hidden` `[D, hidden]` behind the `root` `[1]`.
     """
-    rows, logp = head_rows(logits, candidates_of(width, logits.shape[-1], markov is not None), ids, ahead)
-    return Candidates(named(rows, ids), logp, None if markov is None else markov.pairs(rows, logp))
+    rows, logp = head_rows(logits, candidates_of(width, logits.shape[-1], follower), ids, ahead)
+    tokens = named(rows, ids)
+    return Candidates(tokens, logp) if follower is None else follower.follow(tokens, rows, logp, hidden, root)
 
 
 def draft_of(
-    logits: Tensor, width: int, ids: Tensor | None, markov: Markov | None, ahead: Ahead | None = None
+    logits: Tensor,
+    width: int,
+    ids: Tensor | None,
+    follower: Follower | None,
+    ahead: Ahead | None = None,
+    hidden: Tensor | None = None,
+    root: Tensor | None = None,
 ) -> Block:
     """The same on the host."""
-    found = propose(logits, width, ids, markov, ahead)
+    found = propose(logits, width, ids, follower, ahead, hidden, root)
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
     return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(logits.device))
 
 
-def candidates_of(width: int, vocab: int, paired: bool) -> int:
+def candidates_of(width: int, vocab: int, follower: Follower | None) -> int:
     """How many candidates of a depth a drafter over `vocab` tokens gives when asked for `width`."""
-    return min(max(width, CANDIDATES) if paired else width, vocab)
+    return min(max(width, follower.least) if follower else width, vocab)

@@ -18,6 +18,7 @@ from draftwood.errors import BadModel, first_line
 
 LAYERS = "transformer_layer_config"
 KIND = "speculators_model_type"
+DFLASH = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
 VARIANTS = {"projector_type": "dflash", "sample_from_anchor": False, "shift_label": False}
 
 
@@ -37,13 +38,13 @@ def flat(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def as_dflash(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The config of a DFlash drafter in z-lab's form; any other is returned as it is.
+    """The config of a drafter of DFlash or DFlash 2 in z-lab's form; any other is returned as it is.
 
     Raises BadModel for other kinds of drafters and variants of DFlash.
     """
     if LAYERS not in values:
         return values
-    if (kind := values.get(KIND)) != "dflash":
+    if (kind := values.get(KIND)) not in DFLASH:
         other = f"; name it eagle3:{name}" if kind == "eagle3" else ", which draftwood does not run"
         raise BadModel(f"{name} is a checkpoint of speculators' kind {kind!r} instead of 'dflash'{other}.")
     for key, usual in VARIANTS.items():
@@ -59,7 +60,7 @@ def as_dflash(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
             "numbers from 1 up; fetch the checkpoint again."
         )
     # What enters a layer is what the one before it gave. A sliding layer sees nothing ahead, unless the config says so.
-    told: dict[str, Any] = {"architectures": ["DFlashDraftModel"], "target_layer_ids": [layer - 1 for layer in layers]}
+    told: dict[str, Any] = {"architectures": [DFLASH[kind]], "target_layer_ids": [layer - 1 for layer in layers]}
     if values.get("sliding_window_non_causal"):
         told["is_causal"] = False
     return {**flat(values, name), **told}

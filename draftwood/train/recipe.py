@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftwood.drafters import mark
-from draftwood.drafters.dflash_config import ARCHITECTURE, LAYER_TYPES
+from draftwood.drafters.dflash_config import ARCHITECTURES, LAYER_TYPES
 from draftwood.errors import BadInput, check_one_of
 from draftwood.rotary import STATIC
 from draftwood.target import Target
@@ -138,7 +138,7 @@ def drafter_config(
     rope.pop("partial_rotary_factor", None)
     plain = rope.get("rope_type", "default") not in STATIC[1:]  # a drafter has none that depends on the length
     return {
-        "architectures": [ARCHITECTURE],
+        "architectures": [ARCHITECTURES[0]],
         "model_type": "qwen3",
         "block_size": recipe.block_size,
         **sight_keys(recipe, first),

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -140,6 +141,7 @@ DRAFTERS: dict[str, Callable] = {
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2)), rank=4),
     "dflash, causal": lambda target, truth: tiny_dflash(target, rank=4, causal=True),
+    "dflash 2": lambda target, truth: tiny_dflash(target, second=True),
     "dflash, pairs, pooled": lambda target, truth: Pooled([tiny_dflash(target, rank=4), Noisy("noisy"), Recycling()]),
     "pooled, the block seldom asked for": lambda target, truth: without_the_block(
         Pooled([tiny_dflash(target, rank=4), NgramDrafter.load("", target), Recycling()])
@@ -168,6 +170,7 @@ ON_DEVICE: dict[str, Callable] = {
     "hostile": lambda target, truth: Tabled(Hostile("hostile")),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, rank=4),
+    "dflash 2": lambda target, truth: tiny_dflash(target, second=True),
     # Drafts of the host.
     "ngram and recycling": lambda target, truth: registry.drafter(["ngram:earlier=100", "recycling"], target),
     "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model", VOCAB),
@@ -287,7 +290,7 @@ class Table:
 
     name, context_limit, tap_layers, vocab_size, num_layers = "table", 1000, (), SMALL, 1
 
-    device, group = torch.device("cpu"), ALONE
+    device, group, lock = torch.device("cpu"), ALONE, threading.RLock()
 
     def __init__(self) -> None:
         self.logits = torch.tensor(np.random.default_rng(1).normal(scale=1.2, size=(SMALL, SMALL, SMALL)))

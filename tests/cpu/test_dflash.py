@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from pathlib import Path
 
@@ -76,12 +77,32 @@ def visible(config: dict, layer: int, query: int, key: int, context: int) -> boo
     return (not slides or abs(query - key) < window) and (not causal or key <= query)
 
 
+def convolved(x: Tensor, y: Tensor, t: dict[str, Tensor], part: str, side: int) -> Tensor:
+    """DFlash 2's convolution of `x` by the kernels of `y`, number by number; `x` itself in a drafter without any."""
+    if f"{part}.base_kernel" not in t:
+        return x
+    base = t[f"{part}.base_kernel"][side]
+    kernels = (y @ t[f"{part}.kernel_projection.weight"].T).view(len(y), 2, len(base), -1)[:, side]
+    channels, out = x.shape[1] // kernels.shape[-1], torch.zeros_like(x)
+    for n, c in itertools.product(range(len(x)), range(x.shape[1])):
+        for tap in range(min(len(base), n + 1)):
+            out[n, c] += (base[tap, c] + kernels[n, tap, c // channels]) * x[n - tap, c]
+    return out
+
+
 def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps: Tensor, root: int) -> Tensor:
     """Log-probabilities [B - 1, V] by recomputing everything from the raw taps of the whole context."""
+    states = last_states(config, tensors, target, taps, [root])
+    return torch.log_softmax(target.output(states.to(target.dtype)).double(), -1)
+
+
+def last_states(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps: Tensor, known: list[int]) -> Tensor:
+    """What the head reads [B - 1, hidden] in a block that begins with the `known` tokens."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
     size, heads, groups, context = config["block_size"], 4, config["num_key_value_heads"], len(taps)
     features = norm(taps.double() @ t["fc.weight"].T, t["hidden_norm.weight"])
-    x = target.embed(torch.tensor([root] + [MASK] * (size - 1))).double() * config.get("input_embedding_scale", 1.0)
+    block = [*known, *[MASK] * (size - len(known))]
+    x = target.embed(torch.tensor(block)).double() * config.get("input_embedding_scale", 1.0)
     positions = torch.arange(context + size).double()
     for i in range(LAYERS):
         p = f"layers.{i}."
@@ -90,7 +111,8 @@ def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps
             y = y @ t[f"{p}self_attn.{part}_proj.weight"].T
             return y + t.get(f"{p}self_attn.{part}_proj.bias", 0.0)
 
-        y = norm(x, t[p + "input_layernorm.weight"])
+        into = norm(x, t[p + "input_layernorm.weight"])
+        y = convolved(into, into, t, p + "attention_conv", 0)
         q = norm(project("q", y).view(size, heads, 8), t.get(p + "self_attn.q_norm.weight"))
         both = torch.cat([features, y])
         k = norm(project("k", both).view(-1, groups, 8), t.get(p + "self_attn.k_norm.weight"))
@@ -103,11 +125,12 @@ def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps
                 g = h // (heads // groups)
                 weights = torch.softmax(k[seen, g] @ q[n, h] / math.sqrt(8), 0)
                 out[n, h] = weights @ v[seen, g]
-        x = x + project("o", out.flatten(1))
-        y = norm(x, t[p + "post_attention_layernorm.weight"])
+        x = x + convolved(project("o", out.flatten(1)), into, t, p + "attention_conv", 1)
+        into = norm(x, t[p + "post_attention_layernorm.weight"])
+        y = convolved(into, into, t, p + "mlp_conv", 0)
         gate, up = (y @ t[f"{p}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
-    return torch.log_softmax(target.output(norm(x[1:], t["norm.weight"]).to(target.dtype)).double(), -1)
+        x = x + convolved((F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T, into, t, p + "mlp_conv", 1)
+    return norm(x[1:], t["norm.weight"])
 
 
 def check(found, expected: Tensor, tolerance: float = 1e-5) -> None:

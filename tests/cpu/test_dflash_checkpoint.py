@@ -17,7 +17,7 @@ from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import parse_config
 from draftwood.errors import BadModel
-from tests.dflash_cases import BASE, HIDDEN, MASK, TinyTarget, make_tensors, write
+from tests.dflash_cases import BASE, HIDDEN, MASK, SECOND, SIZES, TinyTarget, make_tensors, write
 
 
 def test_reads_what_it_says(tmp_path: Path) -> None:
@@ -34,7 +34,11 @@ def test_reads_what_it_says(tmp_path: Path) -> None:
 
 REFUSED_CONFIGS = {
     "another architecture": ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
-    "DFlash 2": ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
+    "DFlash 2 without its sizes": ({"architectures": ["DFlash2DraftModel"]}, "conv_kernel_size"),
+    "odd groups": (
+        {**SECOND, "dflash_config": {**SIZES, "conv_group_size": 7}},
+        "conv_group_size = 7 .* divisor of",
+    ),
     "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "mask_token_id"),
     "text for a number": ({"hidden_size": "24"}, "hidden_size = '24'"),
     "tiny block": ({"block_size": 1}, "block_size = 1"),
@@ -91,8 +95,8 @@ def test_refuses_tensors_by_name(tmp_path: Path) -> None:
         (one_normed, "some layers only"),
         ({**good, "fc.weight": torch.zeros(HIDDEN, HIDDEN)}, r"fc.weight is \[24, 24\]"),
         ({**good, "layers.0.self_attn.q_proj.bias": torch.zeros(32)}, "q_proj.bias"),
-        ({**good, "layers.0.attention_conv.base_kernel": torch.zeros(2)}, "DFlash 2"),
-        ({**good, "candidate_selector.successor_codebook": torch.zeros(2)}, "DFlash 2"),
+        ({**good, "layers.0.attention_conv.base_kernel": torch.zeros(2)}, "base_kernel that no DFlash model"),
+        ({**good, "candidate_selector.successor_codebook": torch.zeros(2)}, "codebook that no DFlash model"),
     ):
         with pytest.raises(BadModel, match=message):
             DFlashDrafter.load(write(tmp_path, BASE, tensors), TinyTarget())
