@@ -52,15 +52,21 @@ FORMS: dict[str, dict[str, object]] = {
         },
     },
     "scaled embedding": {"input_embedding_scale": 3.0},
+    "the root predicts, too": {"sample_from_anchor": True},
 }  # fmt: skip
 SIZES = {
     "mask_token_id": MASK, "target_layer_ids": [1, 3, 4], "conv_kernel_size": 2, "conv_group_size": 6,
     "selector_rank": 5, "selector_top_k": 4,
 }  # fmt: skip
 SECOND = {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SIZES}  # DFlash 2
+SPARK = {  # DSpark, whose root predicts, too
+    "architectures": ["Qwen3DSparkModel"], "block_size": 7, "dflash_config": None, "mask_token_id": MASK,
+    "target_layer_ids": [1, 3, 4], "markov_rank": 5, "markov_head_type": "vanilla", "enable_confidence_head": True,
+}  # fmt: skip
 SECOND_FORMS: dict[str, dict[str, object]] = {
     "as published": {**SLIDING, **SECOND},
     "three taps, causal": {**SECOND, "is_causal": True, "dflash_config": {**SIZES, "conv_kernel_size": 3}},
+    "DSpark": SPARK,
 }
 
 
@@ -119,6 +125,9 @@ def make_tensors(config: dict, qk_norm: bool = True) -> dict[str, Tensor]:
         for part in ("attention_conv", "mlp_conv") if fields.taps else ():
             shapes[f"layers.{i}.{part}.base_kernel"] = (2, fields.taps, hidden)
             shapes[f"layers.{i}.{part}.kernel_projection.weight"] = (2 * fields.taps * fields.groups, hidden)
+    if fields.spark_rank:
+        shapes |= {f"markov_head.markov_w{i}.weight": (VOCAB, fields.spark_rank) for i in (1, 2)}
+        shapes |= {"confidence_head.proj.weight": (1, hidden + fields.spark_rank), "confidence_head.proj.bias": (1,)}
     if fields.selector_rank:
         shapes |= {
             f"candidate_selector.{n}_codebook": (VOCAB, fields.selector_rank) for n in ("predecessor", "successor")

@@ -28,6 +28,7 @@ from draftwood.target import Target
 from draftwood.tree import Lattice, Tree
 
 VOCAB = 97
+ARCHITECTURES = {"": "DFlashDraftModel", "DFlash 2": "DFlash2DraftModel", "DSpark": "Qwen3DSparkModel"}
 CODEBOOKS = ("predecessor", "successor")  # of DFlash 2's selector
 SHAPE = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -344,11 +345,11 @@ def tiny_dflash(
     rank: int = 0,
     causal: bool = False,
     block_size: int = 8,
-    second: bool = False,
+    form: str = "",
 ) -> DFlashDrafter:
     """A random DFlash drafter for a tiny target, sharper than noise so that it proposes something."""
     with tempfile.TemporaryDirectory() as folder:
-        dflash_files(target, Path(folder), seed, taps, rank, causal, block_size, second)
+        dflash_files(target, Path(folder), seed, taps, rank, causal, block_size, form)
         if draft_tokens is not None:
             (Path(folder) / "draft_tokens.json").write_text(json.dumps(draft_tokens))
         return DFlashDrafter.load(folder, target)
@@ -362,9 +363,9 @@ def dflash_files(
     rank: int = 0,
     causal: bool = False,
     block_size: int = 8,
-    second: bool = False,
+    form: str = "",
 ) -> None:
-    """Such a drafter in z-lab's format; of `rank` are the scores of pairs, 0: none. The `second` is DFlash 2's."""
+    """Such a drafter in its makers' format; of `rank` are scores of pairs, 0: none. `form`: one of ARCHITECTURES."""
     hidden, heads, kv, dim, inter, layers = target.hidden_size, 4, 2, 8, 48, 2
     torch.manual_seed(seed)
     shapes = {"fc": (hidden, len(taps) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
@@ -380,17 +381,22 @@ def dflash_files(
             }.items()
         }  # fmt: skip
     weights = {f"{name}.weight": torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
-    for i, part in itertools.product(range(layers), ("attention_conv", "mlp_conv") if second else ()):
+    for i, part in itertools.product(range(layers), ("attention_conv", "mlp_conv") if form == "DFlash 2" else ()):
         weights[f"layers.{i}.{part}.base_kernel"] = torch.tensor([1.0, 0.0])[:, None] + torch.randn(2, 2, hidden) * 0.2
         weights[f"layers.{i}.{part}.kernel_projection.weight"] = torch.randn(2 * 2 * 4, hidden) * 0.1
-    if second:
+    if form == "DSpark":
+        weights |= {f"markov_head.markov_w{i}.weight": torch.randn(target.vocab_size, 4) for i in (1, 2)}
+    if form == "DFlash 2":
         weights |= {f"candidate_selector.{n}_codebook": torch.randn(target.vocab_size, 4) for n in CODEBOOKS}
         weights["candidate_selector.hidden_projection.weight"] = torch.randn(4, hidden) * 0.3
     config = dict(
-        architectures=["DFlash2DraftModel" if second else "DFlashDraftModel"], model_type="qwen3",
+        architectures=[ARCHITECTURES[form]], model_type="qwen3",
         block_size=block_size, num_target_layers=target.num_layers,
         dflash_config=dict(mask_token_id=96, target_layer_ids=list(taps), markov_rank=rank)
-        | (dict(conv_kernel_size=2, conv_group_size=hidden // 4, selector_rank=4, selector_top_k=6) if second else {}),
+        | (dict(markov_rank=4) if form == "DSpark" else {}) | (
+            dict(conv_kernel_size=2, conv_group_size=hidden // 4, selector_rank=4, selector_top_k=6)
+            if form == "DFlash 2" else {}
+        ),
         hidden_size=hidden, intermediate_size=inter,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim,
         rms_norm_eps=1e-6, rope_theta=1e4, vocab_size=target.vocab_size, max_position_embeddings=256,

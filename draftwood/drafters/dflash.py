@@ -101,12 +101,13 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         pairs: tuple[Tensor, Tensor] | None = None,
         own_head: Tensor | None = None,
     ) -> None:
-        if depth is not None and not 1 <= depth < config.block_size:
-            raise BadInput(f"A depth of {depth} is not within the 1 to {config.block_size - 1} that {name} predicts.")
+        most = config.block_size - config.first
+        if depth is not None and not 1 <= depth <= most:
+            raise BadInput(f"A depth of {depth} is not within the 1 to {most} that {name} predicts.")
         self.name = name
         self.config = config
         self.tap_layers = config.target_layer_ids
-        self.max_depth = depth or config.block_size - 1
+        self.max_depth = depth or most
         self._weights = weights
         self._target = target
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
@@ -119,7 +120,8 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         self._layers = block_layers(config, weights, self._ends)
         markov = None if pairs is None else Markov.of(*pairs, target, self._ids)
         self._follower: Follower | None = markov or weights.selector
-        self._whole = None if target.finishes else self._layers.whole(self._ids, markov.tables if markov else None)
+        simple = not (target.finishes or config.from_root or weights.selector)
+        self._whole = self._layers.whole(self._ids, markov.tables if markov else None) if simple else None
 
     @classmethod
     def load(cls, name_or_folder: str, target: Target, depth: int | None = None) -> DFlashDrafter:
@@ -133,7 +135,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         check_fits(config, name_or_folder, target)
         tensors = read_tensors(folder)
         own = take_head(tensors, config, name_or_folder)
-        weights = build_weights(tensors, config, name_or_folder, target.device, target.dtype)
+        weights = build_weights(tensors, config, name_or_folder, target.device, target.dtype, own)
         kept = read_draft_tokens(folder, config.vocab_size) if own is None else own.tokens
         rank = config.markov_rank
         pairs = read_pairs(folder, name_or_folder, rank, config.hidden_size) if rank else None
@@ -253,6 +255,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         kept = read_draft_tokens(folder, config.vocab_size)
         rows = config.draft_vocab or config.vocab_size if kept is None else len(kept)
         tables = 2 * config.markov_rank * rows + config.selector_rank * (2 * config.vocab_size + config.hidden_size)
+        tables += 2 * config.spark_rank * config.vocab_size
         head = 0 if rows == config.vocab_size else rows * config.hidden_size  # a copy of the target's rows, or its own
         return (config.block_parameters() + config.context_parameters() + tables + head) * itemsize
 

@@ -18,7 +18,8 @@ from draftwood.rotary import STATIC
 if TYPE_CHECKING:
     from draftwood.target import Target
 
-ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
+SECOND, SPARK = "DFlash2DraftModel", ("Qwen3DSparkModel", "DSparkDraftModel")
+ARCHITECTURES = ("DFlashDraftModel", SECOND, *SPARK)
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ADVICE = "Name a DFlash drafter made for your target, or 'ngram'."
 OTHERS = {  # what an architecture's name says of a checkpoint, the first that fits
@@ -55,10 +56,19 @@ class DFlashConfig:
     groups: int = 0  # of channels that share a dynamic kernel there
     selector_rank: int = 0  # of DFlash 2's candidate selector (selector.py), 0: none
     selector_top_k: int = 0  # candidates that it was trained to choose among
+    spark_rank: int = 0  # of DSpark's Markov head (selector.py), 0: none
+    from_root: bool = (
+        False  # whether the root's own place predicts, as in DSpark: a block of B gives B tokens, not B - 1
+    )
 
     @property
     def num_layers(self) -> int:
         return len(self.sights)
+
+    @property
+    def first(self) -> int:
+        """The place in the block that predicts what follows the root."""
+        return 0 if self.from_root else 1
 
     @property
     def causal(self) -> bool:
@@ -143,7 +153,8 @@ class Keys:
 def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
     """The config of drafter `name` from the parsed JSON. Raises BadModel naming the key that is wrong."""
     keys = Keys(speculators.as_dflash(values, name), name)
-    second = _check_architecture(keys) == ARCHITECTURES[1]
+    kind = _check_architecture(keys)
+    second, spark = kind == SECOND, kind in SPARK
     num_layers, num_heads, hidden = (
         keys.whole(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
@@ -166,15 +177,19 @@ def parse_config(values: Mapping[str, Any], name: str) -> DFlashConfig:
         embedding_scale=keys.real("input_embedding_scale", 1.0),
         tau=keys.real("tau") if keys.get("tau") is not None else None,
         target_mark=keys.reals(mark.KEY),
-        markov_rank=keys.whole("markov_rank", 0, least=0),
+        markov_rank=0 if spark else keys.whole("markov_rank", 0, least=0),
         draft_vocab=keys.whole("draft_vocab_size") if keys.get("draft_vocab_size") is not None else None,
         taps=keys.whole("conv_kernel_size") if second else 0,
         groups=hidden // keys.whole("conv_group_size") if second else 0,
         selector_rank=keys.whole("selector_rank") if second else 0,
         selector_top_k=keys.whole("selector_top_k") if second else 0,
+        spark_rank=keys.whole("markov_rank", least=0) if spark else 0,
+        from_root=keys.flag("sample_from_anchor", spark),
     )
     if num_heads % config.num_kv_heads:
         raise keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
+    if config.spark_rank and keys.get("markov_head_type", "vanilla") != "vanilla":
+        raise keys.wrong("markov_head_type", "'vanilla', which is all that draftwood runs")
     if keys.real("output_multiplier", 1.0) != 1:
         raise keys.wrong("output_multiplier", "1, which is all that draftwood runs")
     if second and hidden % keys.whole("conv_group_size"):

@@ -31,7 +31,7 @@ class BlockLayers(Protocol):
     """A drafter from tokens to logits, the head included."""
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
-        """Logits `[R * depth, V]` of the `depth` tokens after the first of every block. Blocks `[R * B]` follow the
+        """Logits `[R * depth, V]` of the `depth` tokens after the root of every block. Blocks `[R * B]` follow the
         context of their state and a gap.
 
         A state has room for a block after its context; keys and values of the block go there.
@@ -57,14 +57,14 @@ def block_layers(config: DFlashConfig, weights: Weights, ends: Ends) -> BlockLay
     # The operators apply no window to tokens ahead, so a bidirectional layer's window must hold the whole block.
     near = all(sight.causal or (sight.window or config.block_size) >= config.block_size for sight in config.sights)
     known = near and not config.taps  # nor do they know convolutions
-    return NativeLayers(found, weights, plain) if isinstance(found, Native) and known else plain
+    return NativeLayers(found, weights, plain, config.first) if isinstance(found, Native) and known else plain
 
 
 class NativeLayers:
     """By compiled operators: on a CPU half of a small drafter's time is spent between the matrix products."""
 
-    def __init__(self, native: Native, weights: Weights, plain: TorchLayers) -> None:
-        self._native, self._plain = native, plain
+    def __init__(self, native: Native, weights: Weights, plain: TorchLayers, first: int) -> None:
+        self._native, self._plain, self._first = native, plain, first
         self._fused = native.fused(Fusing(weights.fc, weights.feature_norm, weights.context_kv, weights.context_k_norm))
 
     def __call__(self, tokens: list[int], states: Sequence[DFlashState], gap: int, depth: int) -> Tensor:
@@ -86,7 +86,7 @@ class NativeLayers:
         segments = [Segment(r, r * size, (r + 1) * size, context, steps, None) for r, context in enumerate(contexts)]
         blocks = np.arange(len(states))[:, None]
         positions = np.array(contexts)[:, None] + gap + steps
-        wanted = blocks * size + np.arange(1, 1 + depth)
+        wanted = blocks * size + self._first + np.arange(depth)
         rows = torch.from_numpy(wanted.ravel())
         return self._native.run(np.array(tokens), positions.ravel(), _parts(segments, states, gap), wanted=rows).logits
 
@@ -142,7 +142,7 @@ class TorchLayers:
         for i, (layer, sight) in enumerate(zip(self._weights.layers, config.sights, strict=True)):
             x = layer.run(x, cos, sin, config.shape, partial(self._attend, i, states, views[sight]), size)
         x = norm(x, ends.norm, config.norm_eps).unflatten(0, (len(states), -1))
-        return x[:, 1 : 1 + depth].flatten(0, 1)
+        return x[:, config.first : config.first + depth].flatten(0, 1)
 
     def whole(self, ids: Tensor | None, tables: tuple[Tensor, Tensor] | None) -> None:
         return None

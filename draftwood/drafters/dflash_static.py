@@ -62,7 +62,7 @@ class StaticDFlash:
         for kv, layer, sight in zip(self._kv, self._weights.layers, config.sights, strict=True):
             attend = partial(views[sight].attend, kv, config.head_dim**-0.5, sight.window)
             x = layer.run(x, cos, sin, config.shape, attend)
-        return self._candidates(x[1 : 1 + self.max_depth], root, width, ahead)
+        return self._candidates(x[config.first : config.first + self.max_depth], root, width, ahead)
 
     def nbytes(self) -> int:
         return self._kv.nbytes

@@ -11,6 +11,7 @@ from draftwood.convolution import Convolution
 from draftwood.decoder import Layer, heads_norm, norm
 from draftwood.drafters.checkpoint import Taker
 from draftwood.drafters.dflash_config import DFlashConfig
+from draftwood.drafters.markov import CANDIDATES
 from draftwood.drafters.selector import Selector
 from draftwood.drafters.speculators import own_tokens
 from draftwood.errors import BadModel
@@ -21,6 +22,8 @@ SHARED = (
     "embed_tokens.weight",
     "lm_head.weight",
     "t2d",
+    "confidence_head.proj.weight",  # DSpark's own word on how far to verify, which policies decide here
+    "confidence_head.proj.bias",
 )  # some exports repeat the target's own; the target's are used
 SELECTOR = "candidate_selector."
 
@@ -44,6 +47,7 @@ class OwnHead:
 
     weight: Tensor  # [K, hidden]
     tokens: list[int]  # [K] the target's ids of its rows, rising
+    places: Tensor  # [K] of these rows in the checkpoint
 
 
 def context_kv(config: DFlashConfig, weights: Weights, taps: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,9 +61,15 @@ def context_kv(config: DFlashConfig, weights: Weights, taps: Tensor, cos: Tensor
 
 
 def build_weights(
-    tensors: dict[str, Tensor], config: DFlashConfig, name: str, device: torch.device, dtype: torch.dtype
+    tensors: dict[str, Tensor],
+    config: DFlashConfig,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    own: OwnHead | None = None,
 ) -> Weights:
-    """Consumes `tensors`. Raises BadModel for missing, misshapen and foreign ones."""
+    """Consumes `tensors`; the `own` head has been taken from them. Raises BadModel for missing, misshapen and foreign
+    ones."""
     take = Taker(tensors, name, "DFlash", device, dtype)
     hidden, layers, keys_values, k_norms = config.hidden_size, [], [], []
     for i in range(config.num_layers):
@@ -82,7 +92,7 @@ def build_weights(
         context_k_norm=torch.stack(norms) if norms else None,
         layers=tuple(layers),
         norm=take("norm.weight", hidden),
-        selector=_selector(take, config) if config.selector_rank else None,
+        selector=_selector(take, config, own),
     )
     take.nothing_left(but=SHARED)
     return weights
@@ -102,7 +112,7 @@ def take_head(tensors: dict[str, Tensor], config: DFlashConfig, name: str) -> Ow
             f"The drafter {name} has a d2t of {size} tokens, but instead of an lm_head.weight of "
             f"{[size, config.hidden_size]} {found}; fetch it again."
         )
-    return OwnHead(head[order], ids[order].tolist())
+    return OwnHead(head[order], ids[order].tolist(), order)
 
 
 def _attention_parts(config: DFlashConfig) -> dict[str, int]:
@@ -143,7 +153,18 @@ def _convolution(take: Taker, prefix: str, config: DFlashConfig) -> Convolution:
     return Convolution(base, linear(kernels))
 
 
-def _selector(take: Taker, config: DFlashConfig) -> Selector:
+def _selector(take: Taker, config: DFlashConfig, own: OwnHead | None) -> Selector | None:
+    """Of DFlash 2 or DSpark, which scores only the tokens of its `own` head."""
+    if config.spark_rank:
+        rows = config.vocab_size if own is None else len(own.tokens)
+        before = take("markov_head.markov_w1.weight", config.vocab_size, config.spark_rank)
+        after = take("markov_head.markov_w2.weight", rows, config.spark_rank)
+        if own is not None:
+            ids = torch.tensor(own.tokens, device=after.device)
+            after = torch.zeros_like(before).index_copy_(0, ids, after[own.places.to(after.device)])
+        return Selector(before, after, None, CANDIDATES)
+    if not config.selector_rank:
+        return None
     size = config.vocab_size, config.selector_rank
     before, after = (take(f"{SELECTOR}{which}_codebook", *size) for which in ("predecessor", "successor"))
     gate = linear(take(f"{SELECTOR}hidden_projection.weight", config.selector_rank, config.hidden_size))

@@ -1,11 +1,11 @@
-"""DFlash 2's candidate selector: which token follows which, by what the drafter saw at that depth.
+"""Which token follows which: DFlash 2's candidate selector, and DSpark's Markov head, which has no gate.
 
 With h_d the drafter's last hidden state at depth d, A and B tables of all tokens, and H a projection
-(z-lab/dflash, `CandidateSelector`):
+(z-lab/dflash, `CandidateSelector`; deepseek-ai/DeepSpec, `VanillaMarkov`, with H h = 1):
 
     log p(b | a) = log q_d(b) + <A_a * H h_d, B_b> - log Z_a
 
-z-lab follows the best token of each depth, beginning behind the root. Here the scores are edges of a tree.
+Their makers draw one path along these scores, beginning behind the root. Here they are the edges of a tree.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Selector:
 
     before: Tensor  # A, [V, r]
     after: Tensor  # B, [V, r]
-    gate: nn.Module  # H, hidden -> r
-    least: int  # candidates of each depth that it was trained to choose among
+    gate: nn.Module | None  # H, hidden -> r
+    least: int  # candidates of each depth that are scored at least
 
     def follow(
         self, tokens: Tensor, rows: Tensor, logp: Tensor, hidden: Tensor | None, root: Tensor | None
@@ -33,7 +33,8 @@ class Selector:
         """Candidates `tokens` `[D, K]` with marginals `logp`: those of the first depth as they follow the `root` `[1]`,
         the likeliest first, and others behind each candidate before. `hidden` is `[D, hidden]`."""
         assert hidden is not None and root is not None, "a selector reads the drafter's states"
-        gates, after = self.gate(hidden).float(), self.after[tokens].float()
+        gates = hidden.new_ones(len(hidden), 1) if self.gate is None else self.gate(hidden)
+        gates, after = gates.float(), self.after[tokens].float()
         first = conditional((self.before[root].float() * gates[:1]) @ after[0].T, logp[:1])
         pairs = conditional((self.before[tokens[:-1]].float() * gates[1:, None]) @ after[1:].mT, logp[1:, None])
         first, order = first[0].sort(descending=True, stable=True)

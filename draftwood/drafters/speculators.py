@@ -18,8 +18,8 @@ from draftwood.errors import BadModel, first_line
 
 LAYERS = "transformer_layer_config"
 KIND = "speculators_model_type"
-DFLASH = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
-VARIANTS = {"projector_type": "dflash", "sample_from_anchor": False, "shift_label": False}
+DFLASH = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
+VARIANTS = {"projector_type": "dflash", "shift_label": False}
 
 
 def flat(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -38,7 +38,7 @@ def flat(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def as_dflash(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The config of a drafter of DFlash or DFlash 2 in z-lab's form; any other is returned as it is.
+    """The config of a drafter of DFlash, DFlash 2 or DSpark in its makers' form; any other is returned as it is.
 
     Raises BadModel for other kinds of drafters and variants of DFlash.
     """
@@ -63,7 +63,7 @@ def as_dflash(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     told: dict[str, Any] = {"architectures": [DFLASH[kind]], "target_layer_ids": [layer - 1 for layer in layers]}
     if values.get("sliding_window_non_causal"):
         told["is_causal"] = False
-    return {**flat(values, name), **told}
+    return {"sample_from_anchor": False, **flat(values, name), **told}
 
 
 def own_tokens(tensors: Mapping[str, Tensor], size: int, vocab: int, name: str) -> Tensor | None:

@@ -141,7 +141,8 @@ DRAFTERS: dict[str, Callable] = {
     "dflash, trimmed head": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2))),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, list(range(0, 97, 2)), rank=4),
     "dflash, causal": lambda target, truth: tiny_dflash(target, rank=4, causal=True),
-    "dflash 2": lambda target, truth: tiny_dflash(target, second=True),
+    "dflash 2": lambda target, truth: tiny_dflash(target, form="DFlash 2"),
+    "dspark": lambda target, truth: tiny_dflash(target, form="DSpark"),
     "dflash, pairs, pooled": lambda target, truth: Pooled([tiny_dflash(target, rank=4), Noisy("noisy"), Recycling()]),
     "pooled, the block seldom asked for": lambda target, truth: without_the_block(
         Pooled([tiny_dflash(target, rank=4), NgramDrafter.load("", target), Recycling()])
@@ -170,7 +171,8 @@ ON_DEVICE: dict[str, Callable] = {
     "hostile": lambda target, truth: Tabled(Hostile("hostile")),
     "dflash": lambda target, truth: tiny_dflash(target),
     "dflash, pairs": lambda target, truth: tiny_dflash(target, rank=4),
-    "dflash 2": lambda target, truth: tiny_dflash(target, second=True),
+    "dflash 2": lambda target, truth: tiny_dflash(target, form="DFlash 2"),
+    "dspark": lambda target, truth: tiny_dflash(target, form="DSpark"),
     # Drafts of the host.
     "ngram and recycling": lambda target, truth: registry.drafter(["ngram:earlier=100", "recycling"], target),
     "draft-model": lambda target, truth: DraftModel(small_model(), Beam(depth=3, beam=2), "draft-model", VOCAB),

@@ -97,7 +97,7 @@ def reference(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps
 
 
 def last_states(config: dict, tensors: dict[str, Tensor], target: TinyTarget, taps: Tensor, known: list[int]) -> Tensor:
-    """What the head reads [B - 1, hidden] in a block that begins with the `known` tokens."""
+    """What the head reads [B - 1, hidden] in a block that begins with the `known` tokens; in DSpark [B, hidden]."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
     size, heads, groups, context = config["block_size"], 4, config["num_key_value_heads"], len(taps)
     features = norm(taps.double() @ t["fc.weight"].T, t["hidden_norm.weight"])
@@ -130,7 +130,8 @@ def last_states(config: dict, tensors: dict[str, Tensor], target: TinyTarget, ta
         y = convolved(into, into, t, p + "mlp_conv", 0)
         gate, up = (y @ t[f"{p}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
         x = x + convolved((F.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T, into, t, p + "mlp_conv", 1)
-    return norm(x[1:], t["norm.weight"])
+    from_root = config.get("sample_from_anchor") or "DSpark" in str(config["architectures"])
+    return norm(x if from_root else x[1:], t["norm.weight"])
 
 
 def check(found, expected: Tensor, tolerance: float = 1e-5) -> None:

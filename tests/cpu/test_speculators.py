@@ -140,9 +140,10 @@ def test_what_is_usual_for_a_kind_of_model_is_left_out_of_its_config() -> None:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "EAGLE-3": (lambda c, t: c.update(speculators_model_type="eagle3"), "kind 'eagle3' .*; name it eagle3:"),
-    "DSpark": (lambda c, t: c.update(speculators_model_type="dspark"), "'dspark' .* which draftwood does not run"),
+    "Medusa": (lambda c, t: c.update(speculators_model_type="medusa"), "'medusa' .* which draftwood does not run"),
+    "DSpark": (lambda c, t: c.update(speculators_model_type="dspark"), "markov_rank = None instead of a whole number"),
     "Domino": (lambda c, t: c.update(projector_type="domino"), "projector_type = 'domino', a variant"),
-    "the anchor drafts": (lambda c, t: c.update(sample_from_anchor=True), "sample_from_anchor = True, a variant"),
+    "shifted labels": (lambda c, t: c.update(shift_label=True), "shift_label = True, a variant"),
     "layers": (lambda c, t: c.update(aux_hidden_state_layer_ids=[0, 2]), r"layer_ids = \[0, 2\] instead of a list"),
     "no layers": (lambda c, t: c.pop("aux_hidden_state_layer_ids"), "layer_ids = None instead of a list"),
     "model": (lambda c, t: c["transformer_layer_config"].update(model_type="nope"), "transformer_layer_config that"),

@@ -247,8 +247,8 @@ def test_large_vocabularies_and_long_pauses(sampling: Sampling) -> None:
     model = tiny_model("llama", dtype=torch.float64, vocab_size=49_152)
     target = Target(model.to("cuda"), "llama")
     plain = write(engine(target, None, "autoregressive", "host"), sampling, 160)
-    pairs, second = tiny_dflash(target, rank=4), tiny_dflash(target, second=True)
-    for drafter in (pairs, second, worse(pairs, 1.0, target.vocab_size)):
+    pairs, *others = tiny_dflash(target, rank=4), *(tiny_dflash(target, form=form) for form in ("DFlash 2", "DSpark"))
+    for drafter in (pairs, *others, worse(pairs, 1.0, target.vocab_size)):
         assert write(engine(target, drafter, "bastion:16"), sampling, 160) == plain
 
 
