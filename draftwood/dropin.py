@@ -11,6 +11,7 @@ passes no streamer on to a custom decoding method; to stream, use `draftwood.loa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -53,6 +54,7 @@ class CustomGenerate:
         self._drafter_name = drafter
         self._policy = registry.policy(policy)
         self._engine: Engine | None = None
+        self._lock = threading.Lock()  # the model is changed while it writes, so one thread after the other
 
     def __call__(
         self,
@@ -70,12 +72,13 @@ class CustomGenerate:
         if input_ids.shape[0] != 1:
             raise BadInput(f"draftwood generates one sequence at a time, not a batch of {input_ids.shape[0]}.")
         check_inputs(generation_config, more)
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            return self._generate(model, input_ids, logits_processor, stopping_criteria, generation_config)
-        finally:
-            for module, training in modes:
-                module.training = training
+        with self._lock:
+            modes = [(module, module.training) for module in model.modules()]
+            try:
+                return self._generate(model, input_ids, logits_processor, stopping_criteria, generation_config)
+            finally:
+                for module, training in modes:
+                    module.training = training
 
     def _generate(self, model: PreTrainedModel, input_ids: Tensor, processor: Any, criteria: Any, config: Any) -> Any:
         model.eval()

@@ -13,7 +13,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import pytest
@@ -441,7 +441,7 @@ def test_a_wrong_acceptance_rule_fails(wrong: Callable, monkeypatch: pytest.Monk
     """The negative controls: the test above can tell."""
     target = Table()
 
-    def accept(tree: Tree, draw: Draw) -> Verdict:
+    def accept(tree: Tree, draw: Draw, ends: Container[int]) -> Verdict:
         return wrong(draw, lambda node: target.verified[node], tree)
 
     monkeypatch.setattr(rounds_module, "accept", accept)

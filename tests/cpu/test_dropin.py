@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -14,7 +18,7 @@ from transformers.generation import (
 )
 
 import draftwood
-from draftwood.dropin import drawing
+from draftwood.dropin import CustomGenerate, drawing
 from draftwood.engine import Engine
 from draftwood.errors import BadInput, BadModel
 from draftwood.sampling import Sampler, Sampling
@@ -144,6 +148,28 @@ def test_what_its_owner_trains_in_place_counts() -> None:
                 norm.weight.mul_(torch.linspace(-9, 9, len(norm.weight), dtype=norm.weight.dtype))
     expected = model.generate(**asked).tolist()
     assert model.generate(**asked, custom_generate=fast).tolist() == expected != before
+
+
+def test_threads_may_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls change the model while they write, so they take turns."""
+    model, generate = tiny_model("llama", dtype=torch.float32), draftwood.custom_generate("ngram", "ddtree:6")
+    prompts, inside, answer = [IDS[:, start:] for start in range(4)], threading.Lock(), CustomGenerate._generate
+
+    def alone(*args: object) -> object:
+        assert inside.acquire(blocking=False), "another thread's call is under way"
+        try:
+            time.sleep(0.01)
+            return answer(*args)  # type: ignore[arg-type]
+        finally:
+            inside.release()
+
+    def write(ids: torch.Tensor) -> list[int]:
+        return model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=generate)[0].tolist()
+
+    expected = [model.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist() for ids in prompts]
+    monkeypatch.setattr(CustomGenerate, "_generate", alone)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(write, prompts)) == expected
 
 
 def test_every_module_is_in_the_mode_that_it_was_in() -> None:
