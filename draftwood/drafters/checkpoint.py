@@ -27,10 +27,11 @@ DRAFT_TOKENS = "draft_tokens.json"  # ours, optional: other runtimes do not look
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def checkpoint_folder(name: str, pickles: bool = False) -> Path:
+def checkpoint_folder(name: str, pickles: bool = False, weights: bool = True) -> Path:
     """The local folder of `name`: a folder, a Hub repository (downloaded into its cache if need be), or `shipped`.
 
-    `pickles`: checkpoints of this kind are also published as pickles.
+    `pickles`: checkpoints of this kind are also published as pickles. Without `weights` only the small files are
+    needed, which tell whether it is of the right kind: a model named by mistake may have many gigabytes.
     """
     if not name:
         raise BadModel("No checkpoint was named; write a folder or OWNER/NAME after the colon.")
@@ -42,7 +43,9 @@ def checkpoint_folder(name: str, pickles: bool = False) -> Path:
             return folder
         if name == "shipped":
             return EMBEDDED_DRAFTER
-        wanted = ["config.json", "*.safetensors", INDEX, DRAFT_TOKENS, *(["*.bin"] if pickles else [])]
+        wanted = ["config.json", DRAFT_TOKENS]
+        if weights:
+            wanted += ["*.safetensors", INDEX, *(["*.bin"] if pickles else [])]
         return Path(snapshot_download(name, allow_patterns=wanted))
     except BadModel:
         raise

@@ -130,9 +130,11 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
 
         Raises BadModel if there is none, it is damaged, of another architecture, or made for another target.
         """
-        folder = checkpoint_folder(name_or_folder)
-        config = parse_config(read_json(folder / "config.json"), name_or_folder)
+        config = parse_config(
+            read_json(checkpoint_folder(name_or_folder, weights=False) / "config.json"), name_or_folder
+        )
         check_fits(config, name_or_folder, target)
+        folder = checkpoint_folder(name_or_folder)
         tensors = read_tensors(folder)
         own = take_head(tensors, config, name_or_folder)
         weights = build_weights(tensors, config, name_or_folder, target.device, target.dtype, own)
@@ -250,7 +252,7 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
 
     @classmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
-        folder = checkpoint_folder(argument)
+        folder = checkpoint_folder(argument, weights=False)
         config = parse_config(read_json(folder / "config.json"), argument)
         kept = read_draft_tokens(folder, config.vocab_size)
         rows = config.draft_vocab or config.vocab_size if kept is None else len(kept)

@@ -246,7 +246,7 @@ def checkpoints(spec: str) -> list[str]:
 def training_of(name: str) -> dict[str, Any]:
     """What a checkpoint's config.json says about its training; empty if it says nothing, or is no checkpoint."""
     try:
-        values = read_json(checkpoint_folder(name) / "config.json")
+        values = read_json(checkpoint_folder(name, weights=False) / "config.json")
     except BadModel:
         return {}
     nested = values.get("dflash_config", values.get("eagle_config"))

@@ -30,7 +30,7 @@ def inherited(init: str) -> dict[str, Any]:
     """What a checkpoint to begin from decides: target layers, mask token, the shape of its layers and what they see."""
     if init in BEGINNINGS:
         return {}
-    config = parse_config(read_json(checkpoint_folder(init) / "config.json"), init)
+    config = parse_config(read_json(checkpoint_folder(init, weights=False) / "config.json"), init)
     rope = dict(config.rope)
     theta = rope.pop("rope_theta")
     return {
@@ -51,7 +51,7 @@ def inherited(init: str) -> dict[str, Any]:
 
 def inherited_tokens(init: str, vocab: int) -> list[int] | None:
     """The tokens that a checkpoint to begin from proposes; None: all of them, or there is none to begin from."""
-    return None if init in BEGINNINGS else read_draft_tokens(checkpoint_folder(init), vocab)
+    return None if init in BEGINNINGS else read_draft_tokens(checkpoint_folder(init, weights=False), vocab)
 
 
 def start(config: Mapping[str, Any], init: str, target: Target, seed: int) -> TrainableDFlash:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from draftwood import registry
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_config import parse_config
@@ -160,16 +161,35 @@ def test_refuses_folders_it_cannot_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_loads_hub_names_without_code_or_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
+    asked: list[tuple[str, list[str]]] = []
 
-    def download(name: str, **options: object) -> str:
-        asked.update(options, name=name)
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
         return write(tmp_path, BASE, make_tensors(BASE))
 
     monkeypatch.setattr("draftwood.drafters.checkpoint.snapshot_download", download)
     assert DFlashDrafter.load("z-lab/some-drafter", TinyTarget()).name == "z-lab/some-drafter"
-    assert asked["name"] == "z-lab/some-drafter"
-    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".py", ".bin", "*"))]
+    assert {name for name, _ in asked} == {"z-lab/some-drafter"} and "*.safetensors" in asked[-1][1]
+    assert not [pattern for _, wanted in asked for pattern in wanted if pattern.endswith((".py", ".bin", "*"))]
+
+
+def test_of_a_model_that_is_no_drafter_only_small_files_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--drafter Qwen/Qwen3-8B`, by mistake, would fetch 16 GB before it was refused."""
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "architectures": ["Qwen3ForCausalLM"]}))
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        assert all(pattern.endswith(".json") for pattern in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("draftwood.drafters.checkpoint.snapshot_download", download)
+    for use in (
+        lambda: DFlashDrafter.load("Qwen/Qwen3-8B", TinyTarget()),
+        lambda: registry.drafter_bytes("Qwen/Qwen3-8B", 2),
+    ):
+        with pytest.raises(BadModel, match="Qwen3ForCausalLM"):
+            use()
 
 
 JSON = st.recursive(
