@@ -22,7 +22,7 @@ from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_con
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_static import StaticDFlash
 from draftwood.drafters.dflash_weights import Weights, build_weights, take_head
-from draftwood.drafters.markov import Follower, Markov, candidates_of, draft_of, propose, read_pairs
+from draftwood.drafters.markov import Follower, Markov, candidates_of, on_host, propose, read_pairs
 from draftwood.errors import BadInput, BadModel, first_line
 from draftwood.latency import Work
 from draftwood.native.block import Behind, Blocks
@@ -211,17 +211,21 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         each = logits.split(depth) if len(blocks) > 1 else [logits]  # a single block needs no view
         states = [None] * len(blocks) if hidden is None else hidden.split(depth)
         return [
-            draft_of(
-                rows[len(seen) :] if seen else rows,
-                request.width,
-                self._ids,
-                self._follower,
-                request.ahead(len(rows)) if request.ahead and not (seen or gap) else None,
-                None if state is None else state[len(seen) :],
-                None if state is None else torch.tensor([*seen[-1:], request.root][:1], device=state.device),
-            )
+            self._predicted(rows, state, request, seen, gap)
             for rows, state, (request, seen) in zip(each, states, blocks, strict=True)
         ]
+
+    def _predicted(
+        self, logits: Tensor, hidden: Tensor | None, request: Request, seen: Sequence[int], gap: int
+    ) -> Block:
+        """What one block predicts, from its logits `[depth, V]` and, for a selector, the states behind them."""
+        ahead = request.ahead(len(logits)) if request.ahead and not (seen or gap) else None
+        logits = logits[len(seen) :] if seen else logits
+        how = logits, request.width, self._ids, self._follower, ahead
+        if hidden is None:
+            return on_host(propose(*how))
+        before = torch.tensor([seen[-1] if seen else request.root], device=hidden.device)
+        return on_host(propose(*how, hidden[len(seen) :], before))
 
     def _run(self, blocks: Sequence[tuple[Request, Sequence[int]]], gap: int) -> tuple[Tensor, Tensor | None]:
         """Logits `[R * depth, V]`, and the states `[R * depth, hidden]` that gave them if a selector reads these."""

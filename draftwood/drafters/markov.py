@@ -145,19 +145,10 @@ def propose(
     return Candidates(tokens, logp) if follower is None else follower.follow(tokens, rows, logp, hidden, root)
 
 
-def draft_of(
-    logits: Tensor,
-    width: int,
-    ids: Tensor | None,
-    follower: Follower | None,
-    ahead: Ahead | None = None,
-    hidden: Tensor | None = None,
-    root: Tensor | None = None,
-) -> Block:
-    """The same on the host."""
-    found = propose(logits, width, ids, follower, ahead, hidden, root)
+def on_host(found: Candidates) -> Block:
+    """Candidates as growth on the host takes them."""
     lattice = Lattice(found.tokens.cpu().numpy(), found.logp.cpu().numpy())
-    return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(logits.device))
+    return lattice if found.pairs is None else Trellis(lattice, found.pairs.cpu().numpy(), grower(found.logp.device))
 
 
 def candidates_of(width: int, vocab: int, follower: Follower | None) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood import registry
 from draftwood.accept import accept
-from draftwood.drafters.markov import Markov, draft_of
+from draftwood.drafters.markov import Markov, on_host, propose
 from draftwood.target import Target
 from draftwood.train.attention import Layout
 from draftwood.train.blocks import make_blocks
@@ -54,7 +54,7 @@ def lattices(
     hidden = forward(model, target, blocks.tokens, [features.taps], Layout.of(blocks, target.device), autocast)
     rows = hidden[text.prompt - first :, shown - 1 :]
     markov = None if model.markov is None else Markov.of(*model.markov.matrices, target, head.tokens)
-    return [draft_of(head.logits(row), width, head.tokens, markov) for row in rows]
+    return [on_host(propose(head.logits(row), width, head.tokens, markov)) for row in rows]
 
 
 def forward(

@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood.decoder import Sight
 from draftwood.drafters.base import Request
 from draftwood.drafters.dflash import DFlashDrafter
-from draftwood.drafters.markov import Markov, draft_of
+from draftwood.drafters.markov import Markov, on_host, propose
 from draftwood.target import Target
 from draftwood.train import attention
 from draftwood.train.attention import Layout
@@ -145,7 +145,7 @@ def drafts_of(model: TrainableDFlash, course: Course, text: Text, taps: Tensor, 
     blocks = make_blocks([text], [anchors], [np.full(len(anchors), shown)], size, MASK, 4.0)
     hidden = forward(model, course.target, blocks.tokens, [taps], Layout.of(blocks, taps.device))
     markov = Markov.of(*model.markov.matrices, course.target, course.head.tokens)
-    return [draft_of(course.head.logits(h), 8, course.head.tokens, markov) for h in hidden]
+    return [on_host(propose(course.head.logits(h), 8, course.head.tokens, markov)) for h in hidden]
 
 
 def test_texts_do_not_see_each_other(single: Target, tmp_path: Path) -> None:

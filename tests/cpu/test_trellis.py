@@ -18,7 +18,7 @@ from draftwood.device.growth import DeviceTree, Grower
 from draftwood.drafters.base import Candidates, Request
 from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.lattice import candidates
-from draftwood.drafters.markov import Markov, draft_of, tables
+from draftwood.drafters.markov import Markov, on_host, propose, tables
 from draftwood.errors import BadModel
 from draftwood.experts import LatticeExpert
 from draftwood.grow import Growth, beam, chain, grow
@@ -182,7 +182,7 @@ def test_a_head_drafts_what_grows_in_one_call_if_compiled(monkeypatch: pytest.Mo
     found = []
     for switch, quick in (("1", True), ("0", False)):
         monkeypatch.setenv("DRAFTWOOD_COMPILE", switch)
-        draft = draft_of(logits, 8, None, head)
+        draft = on_host(propose(logits, 8, None, head))
         assert isinstance(draft, Trellis) and (draft.grow is not None) == quick
         found.append(grow(draft, ROOT, 30, 0.001))
     assert same(*found) and len(found[0]) == 30
@@ -220,7 +220,7 @@ def test_pairs_are_the_softmax_of_corrected_logits() -> None:
     """Where all tokens are candidates nothing is left out."""
     before, after = random_head(20)
     logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(2))
-    draft = draft_of(logits, 20, None, Markov(before, after))
+    draft = on_host(propose(logits, 20, None, Markov(before, after)))
     assert isinstance(draft, Trellis)
     for depth, first in enumerate(draft.lattice.tokens[:-1]):
         expected = (logits[depth + 1] + before[torch.from_numpy(first)] @ after.T).log_softmax(-1)
@@ -243,7 +243,7 @@ def test_compiled_pairs_are_those_of_the_formula(depths: int, k: int, rank: int)
 def test_what_is_no_candidate_keeps_its_share() -> None:
     before, after = random_head(200)
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(2))
-    draft = draft_of(logits, 1, None, Markov(before, after))
+    draft = on_host(propose(logits, 1, None, Markov(before, after)))
     assert isinstance(draft, Trellis) and draft.lattice.tokens.shape == (3, 32)
     logp = logits.log_softmax(-1).double()
     rows = torch.from_numpy(draft.lattice.tokens)
