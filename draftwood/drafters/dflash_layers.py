@@ -22,7 +22,7 @@ from draftwood.plan import Segment
 from draftwood.rotary import Rotary
 
 if TYPE_CHECKING:
-    from draftwood.drafters.dflash import DFlashState
+    from draftwood.drafters.dflash_state import DFlashState
 
 View = tuple[int, Tensor | None]  # the first key that a block sees, and a mask if it needs one
 

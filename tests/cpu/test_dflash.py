@@ -18,7 +18,8 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from draftwood.drafters.base import Request
-from draftwood.drafters.dflash import PENDING, DFlashDrafter
+from draftwood.drafters.dflash import DFlashDrafter
+from draftwood.drafters.dflash_state import PENDING
 from draftwood.drafters.lattice import candidates
 from draftwood.errors import BadInput
 from draftwood.tree import Lattice

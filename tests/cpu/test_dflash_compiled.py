@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from draftwood.drafters.base import Request
-from draftwood.drafters.dflash import PENDING, DFlashDrafter
+from draftwood.drafters.dflash import DFlashDrafter
 from draftwood.drafters.dflash_layers import BlockLayers, NativeLayers, TorchLayers
+from draftwood.drafters.dflash_state import PENDING
 from draftwood.noise import Ahead, keys
 from draftwood.trellis import Block, Trellis
 from tests.dflash_cases import BASE, FORMS, VOCAB, TinyTarget, make_tensors, some_taps, write
