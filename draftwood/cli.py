@@ -68,6 +68,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         refuse_company(given)
         code = app(given, prog_name="draftwood", standalone_mode=False)
         print(end="", flush=True)  # works where stdout is closed, too
+        if config().processes > 1:
+            # While an interpreter ends, gloo's threads abort it now and then, and torchrun calls the run failed.
+            sys.stderr.flush()
+            os._exit(code or 0)
         sys.exit(code)
     except (DraftwoodError, typer.TyperException) as mistake:
         sentence = mistake.format_message() if isinstance(mistake, typer.TyperException) else str(mistake)
