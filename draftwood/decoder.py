@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -67,13 +66,12 @@ class Layer:
         def attention(y: Tensor) -> Tensor:
             return self.output(attend(*self._project(y, cos, sin, shape)))
 
-        parts: list[Part] = [attention, self._mlp]
-        if self.convolutions is not None:
-            whole = size or len(x)
-            parts = [partial(c.around, part, size=whole) for c, part in zip(self.convolutions, parts, strict=True)]
-        for part, weight in zip(parts, (self.input_norm, self.post_norm), strict=True):
-            x = x + part(norm(x, weight, shape.norm_eps))
-        return x
+        x = x + self._part(0, attention, norm(x, self.input_norm, shape.norm_eps), size)
+        return x + self._part(1, self._mlp, norm(x, self.post_norm, shape.norm_eps), size)
+
+    def _part(self, which: int, part: Part, y: Tensor, size: int) -> Tensor:
+        """What attention (0) or MLP (1) gives for `y`, with its convolutions around it if there are any."""
+        return part(y) if self.convolutions is None else self.convolutions[which].around(part, y, size or len(y))
 
     def _mlp(self, y: Tensor) -> Tensor:
         gate, up = self.gate_up(y).chunk(2, -1)

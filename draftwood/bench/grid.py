@@ -175,7 +175,7 @@ def summarize(
     return Cell(
         place,
         {method: rate(total[:limit]) for method, total in totals.items()},
-        {method: paired(total[:limit], totals[PLAIN][:limit]) for method, total in totals.items()},
+        {method: speedup(*paired(total[:limit], totals[PLAIN][:limit])) for method, total in totals.items()},
         *over(totals, PLAIN, seed),
         best,
         *fixed[best],
@@ -188,15 +188,14 @@ def summarize(
 
 def over(totals: Mapping[str, Totals], method: str, seed: int) -> tuple[float, tuple[float, float] | None]:
     """`OURS` over a method, on the prompts that both answered, and the interval."""
-    both = totals[method].all(1)
-    ours, theirs = totals[OURS][both], totals[method][both]
-    return speedup(ours, theirs), bootstrap(ours, theirs, seed)
+    pair = paired(totals[OURS], totals[method])
+    return speedup(*pair), bootstrap(*pair, seed)
 
 
-def paired(ours: Totals, theirs: Totals) -> float:
-    """The ratio of rates on the prompts that both answered."""
+def paired(ours: Totals, theirs: Totals) -> tuple[Totals, Totals]:
+    """Both on the prompts that both answered."""
     both = ours.all(1) & theirs.all(1)
-    return speedup(ours[both], theirs[both])
+    return ours[both], theirs[both]
 
 
 def undecided(ran: Mapping[str, Engine], totals: Mapping[str, Totals], seed: int) -> dict[str, Engine]:

@@ -111,11 +111,8 @@ def simulate(trace: Trace, policies: Sequence[str], machines: Sequence[str], con
             ran = widest(trace) if measured else math.inf
             cells.append(cell(name, rule.name, played, plain, texts, told_of(measured, spec, rule.name), ran))
     seconds = time.perf_counter() - start
-    specs = {rule.name: spec for spec, rule in rules.items()}
-    cells = [
-        c if math.isnan(c.measured) else replace(c, foretold=foretell(trace, specs[c.policy], rules[specs[c.policy]]))
-        for c in cells
-    ]
+    named = {rule.name: (spec, rule) for spec, rule in rules.items()}
+    cells = [c if math.isnan(c.measured) else replace(c, foretold=foretell(trace, *named[c.policy])) for c in cells]
     return Simulation(cells, quotient(sum(c.rounds for c in cells), seconds), branches(trace.answers))
 
 

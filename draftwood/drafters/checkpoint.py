@@ -56,6 +56,11 @@ def checkpoint_folder(name: str, pickles: bool = False, weights: bool = True) ->
         ) from None
 
 
+def read_config(name: str) -> dict[str, Any]:
+    """The config.json of a folder or Hub repository, of which nothing large is fetched."""
+    return read_json(checkpoint_folder(name, weights=False) / "config.json")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:

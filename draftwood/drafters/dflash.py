@@ -16,12 +16,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmb
 
 from draftwood.decoder import norm
 from draftwood.drafters.base import Candidates, Carded, Placeable, Request, Stateful, Weighed
-from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
+from draftwood.drafters.checkpoint import checkpoint_folder, read_config, read_draft_tokens, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.drafters.dflash_layers import block_layers
 from draftwood.drafters.dflash_state import PENDING, DFlashState
 from draftwood.drafters.dflash_static import StaticDFlash
-from draftwood.drafters.dflash_weights import Weights, build_weights, take_head
+from draftwood.drafters.dflash_weights import Weights, build_weights
 from draftwood.drafters.markov import Follower, Markov, candidates_of, on_host, propose, read_pairs
 from draftwood.errors import BadInput, BadModel, first_line
 from draftwood.latency import Work
@@ -42,7 +42,6 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
     """A DFlash drafter bound to its target; `depth` limits how many positions get logits, not the block.
 
     `pairs` are the matrices that score which candidate follows which (markov.py); None: depths are independent.
-    `own_head` has a row for each of the `draft_tokens`; None: the target's head has them.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         depth: int | None = None,
         draft_tokens: list[int] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
-        own_head: Tensor | None = None,
     ) -> None:
         most = config.block_size - config.first
         if depth is not None and not 1 <= depth <= most:
@@ -67,8 +65,8 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
         self._target = target
         self._ids = None if draft_tokens is None else torch.tensor(draft_tokens, device=weights.norm.device)
         rotary = Rotary(rotary_embedding(config).to(weights.norm.device), weights.norm)
-        if own_head is not None:
-            head: nn.Module = linear(own_head.to(weights.norm))
+        if weights.head is not None:
+            head = weights.head.output
         else:
             head = target.output if self._ids is None else linear(*target.head_rows(self._ids))
         self._ends = Ends(target.embedding, config.embedding_scale, rotary, weights.norm, head)
@@ -85,18 +83,14 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
 
         Raises BadModel if there is none, it is damaged, of another architecture, or made for another target.
         """
-        config = parse_config(
-            read_json(checkpoint_folder(name_or_folder, weights=False) / "config.json"), name_or_folder
-        )
+        config = parse_config(read_config(name_or_folder), name_or_folder)
         check_fits(config, name_or_folder, target)
         folder = checkpoint_folder(name_or_folder)
-        tensors = read_tensors(folder)
-        own = take_head(tensors, config, name_or_folder)
-        weights = build_weights(tensors, config, name_or_folder, target.device, target.dtype, own)
-        kept = read_draft_tokens(folder, config.vocab_size) if own is None else own.tokens
+        weights = build_weights(read_tensors(folder), config, name_or_folder, target.device, target.dtype)
+        kept = read_draft_tokens(folder, config.vocab_size) if weights.head is None else weights.head.tokens
         rank = config.markov_rank
         pairs = read_pairs(folder, name_or_folder, rank, config.hidden_size) if rank else None
-        return cls(config, weights, target, name_or_folder, depth, kept, pairs, None if own is None else own.weight)
+        return cls(config, weights, target, name_or_folder, depth, kept, pairs)
 
     @property
     def promised_tau(self) -> float | None:
@@ -211,9 +205,8 @@ class DFlashDrafter(Placeable, Stateful, Weighed, Carded):
 
     @classmethod
     def weight_bytes(cls, argument: str, itemsize: int) -> int:
-        folder = checkpoint_folder(argument, weights=False)
-        config = parse_config(read_json(folder / "config.json"), argument)
-        kept = read_draft_tokens(folder, config.vocab_size)
+        config = parse_config(read_config(argument), argument)
+        kept = read_draft_tokens(checkpoint_folder(argument, weights=False), config.vocab_size)
         rows = config.draft_vocab or config.vocab_size if kept is None else len(kept)
         tables = 2 * config.markov_rank * rows + config.selector_rank * (2 * config.vocab_size + config.hidden_size)
         tables += 2 * config.spark_rank * config.vocab_size

@@ -57,9 +57,7 @@ class DFlashConfig:
     selector_rank: int = 0  # of DFlash 2's candidate selector (selector.py), 0: none
     selector_top_k: int = 0  # candidates that it was trained to choose among
     spark_rank: int = 0  # of DSpark's Markov head (selector.py), 0: none
-    from_root: bool = (
-        False  # whether the root's own place predicts, as in DSpark: a block of B gives B tokens, not B - 1
-    )
+    from_root: bool = False  # whether the root's own place predicts, too: a block of B then gives B tokens (DSpark)
 
     @property
     def num_layers(self) -> int:

@@ -39,13 +39,14 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: Tensor  # [hidden]
     selector: Selector | None = None
+    head: OwnHead | None = None  # None: the target's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnHead:
     """A head that the drafter does not share with its target."""
 
-    weight: Tensor  # [K, hidden]
+    output: nn.Module  # hidden -> K
     tokens: list[int]  # [K] the target's ids of its rows, rising
     places: Tensor  # [K] of these rows in the checkpoint
 
@@ -61,16 +62,11 @@ def context_kv(config: DFlashConfig, weights: Weights, taps: Tensor, cos: Tensor
 
 
 def build_weights(
-    tensors: dict[str, Tensor],
-    config: DFlashConfig,
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    own: OwnHead | None = None,
+    tensors: dict[str, Tensor], config: DFlashConfig, name: str, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """Consumes `tensors`; the `own` head has been taken from them. Raises BadModel for missing, misshapen and foreign
-    ones."""
+    """Consumes `tensors`. Raises BadModel for missing, misshapen and foreign ones."""
     take = Taker(tensors, name, "DFlash", device, dtype)
+    own = _own_head(take, config)
     hidden, layers, keys_values, k_norms = config.hidden_size, [], [], []
     for i in range(config.num_layers):
         attention = f"layers.{i}.self_attn."
@@ -93,26 +89,27 @@ def build_weights(
         layers=tuple(layers),
         norm=take("norm.weight", hidden),
         selector=_selector(take, config, own),
+        head=own,
     )
     take.nothing_left(but=SHARED)
     return weights
 
 
-def take_head(tensors: dict[str, Tensor], config: DFlashConfig, name: str) -> OwnHead | None:
-    """The head of a drafter that says which tokens it proposes (`d2t`); None: it has the target's. Consumes both."""
+def _own_head(take: Taker, config: DFlashConfig) -> OwnHead | None:
+    """The head of a drafter that says which tokens it proposes (`d2t`); None: it has the target's."""
     size = config.draft_vocab or config.vocab_size
-    ids = own_tokens(tensors, size, config.vocab_size, name)
+    ids = own_tokens(take.tensors, size, config.vocab_size, take.name)
     if ids is None:
         return None
-    del tensors["d2t"]
-    head, order = tensors.pop("lm_head.weight", None), ids.argsort()
+    del take.tensors["d2t"]
+    head, order = take.tensors.pop("lm_head.weight", None), ids.argsort()
     if head is None or head.shape != (size, config.hidden_size):
         found = "none" if head is None else f"one of {list(head.shape)}"
         raise BadModel(
-            f"The drafter {name} has a d2t of {size} tokens, but instead of an lm_head.weight of "
+            f"The drafter {take.name} has a d2t of {size} tokens, but instead of an lm_head.weight of "
             f"{[size, config.hidden_size]} {found}; fetch it again."
         )
-    return OwnHead(head[order], ids[order].tolist(), order)
+    return OwnHead(linear(head[order].to(take.device, take.dtype)), ids[order].tolist(), order)
 
 
 def _attention_parts(config: DFlashConfig) -> dict[str, int]:

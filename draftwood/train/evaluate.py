@@ -16,7 +16,7 @@ from draftwood import registry
 from draftwood.bench.environment import environment
 from draftwood.bench.prompts import Prompt, fingerprint, load_prompts
 from draftwood.bench.stats import jsonable
-from draftwood.drafters.checkpoint import checkpoint_folder, read_json
+from draftwood.drafters.checkpoint import read_config
 from draftwood.engine import Engine, Step
 from draftwood.errors import BadInput, BadModel
 from draftwood.llm import LLM, load
@@ -246,7 +246,7 @@ def checkpoints(spec: str) -> list[str]:
 def training_of(name: str) -> dict[str, Any]:
     """What a checkpoint's config.json says about its training; empty if it says nothing, or is no checkpoint."""
     try:
-        values = read_json(checkpoint_folder(name, weights=False) / "config.json")
+        values = read_config(name)
     except BadModel:
         return {}
     nested = values.get("dflash_config", values.get("eagle_config"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.drafters import markov
-from draftwood.drafters.checkpoint import checkpoint_folder, read_draft_tokens, read_json, read_tensors
+from draftwood.drafters.checkpoint import checkpoint_folder, read_config, read_draft_tokens, read_tensors
 from draftwood.drafters.dflash_config import DFlashConfig, check_fits, parse_config
 from draftwood.errors import BadModel
 from draftwood.lean import ARCHITECTURES
@@ -30,7 +30,7 @@ def inherited(init: str) -> dict[str, Any]:
     """What a checkpoint to begin from decides: target layers, mask token, the shape of its layers and what they see."""
     if init in BEGINNINGS:
         return {}
-    config = parse_config(read_json(checkpoint_folder(init, weights=False) / "config.json"), init)
+    config = parse_config(read_config(init), init)
     rope = dict(config.rope)
     theta = rope.pop("rope_theta")
     return {
@@ -110,8 +110,7 @@ def plain_weight(module: nn.Module | None) -> Tensor | None:
 def checkpoint_tensors(config: Mapping[str, Any], name: str, target: Target) -> dict[str, Tensor]:
     """The weights of a drafter in DFlash's format. Raises BadModel if it is of another target or shape."""
     folder = checkpoint_folder(name)
-    values = read_json(folder / "config.json")
-    found = parse_config(values, name)
+    found = parse_config(read_config(name), name)
     check_fits(found, name, target)
     wanted = parse_config(config, name)
     if found.num_layers != wanted.num_layers:
